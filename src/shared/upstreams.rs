@@ -1,0 +1,85 @@
+//! One row for each upstream: what its servers have in common.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{MAX_UPSTREAMS, SharedError};
+
+const ROW_WORDS: usize = 16;
+pub(super) const WORDS: usize = ROW_WORDS * MAX_UPSTREAMS;
+const KEY: usize = 0;
+const FIELDS_AT: usize = 1;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum UpstreamField {
+    /// Prefill speed in tokens per second, the bits of an `f64`; 0 until learned.
+    PrefillRate = 0,
+    Requests = 1,
+    Hits = 2,
+    PromptTokens = 3,
+    MatchedTokens = 4,
+    /// Tickets given out for [`super::ServerField::LastPicked`].
+    Tickets = 5,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Upstreams<'a> {
+    words: &'a [AtomicU64],
+}
+
+impl<'a> Upstreams<'a> {
+    pub(super) fn new(words: &'a [AtomicU64]) -> Upstreams<'a> {
+        Upstreams { words }
+    }
+
+    /// The row of the upstream of this name, claimed if there was none. Rows are never freed:
+    /// a row is found again by name after any number of reloads.
+    pub fn claim(&self, name: &str) -> Result<UpstreamRow<'a>, SharedError> {
+        let key = super::name_key(name);
+        for row in self.words.chunks_exact(ROW_WORDS) {
+            let seen = row[KEY].compare_exchange(0, key, Ordering::AcqRel, Ordering::Acquire);
+            if seen.is_ok() || seen == Err(key) {
+                return Ok(UpstreamRow { words: row });
+            }
+        }
+        Err(SharedError::UpstreamsFull)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct UpstreamRow<'a> {
+    words: &'a [AtomicU64],
+}
+
+impl UpstreamRow<'_> {
+    pub fn get(&self, field: UpstreamField) -> u64 {
+        self.words[FIELDS_AT + field as usize].load(Ordering::Relaxed)
+    }
+
+    pub fn set(&self, field: UpstreamField, value: u64) {
+        self.words[FIELDS_AT + field as usize].store(value, Ordering::Relaxed);
+    }
+
+    /// Adds to a counter and tells what it was.
+    pub fn add(&self, field: UpstreamField, n: u64) -> u64 {
+        self.words[FIELDS_AT + field as usize].fetch_add(n, Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_keeps_its_row() {
+        let words: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
+        let upstreams = Upstreams::new(&words);
+        upstreams.claim("qwen").unwrap().add(UpstreamField::Requests, 2);
+        upstreams.claim("llama").unwrap().add(UpstreamField::Requests, 5);
+        assert_eq!(upstreams.claim("qwen").unwrap().get(UpstreamField::Requests), 2);
+        for n in 2..MAX_UPSTREAMS {
+            upstreams.claim(&n.to_string()).unwrap();
+        }
+        assert_eq!(upstreams.claim("more").unwrap_err(), SharedError::UpstreamsFull);
+    }
+}
