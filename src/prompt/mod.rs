@@ -1,1 +1,109 @@
+//! Request JSON → prompt → text → token ids, exactly as the engine makes them.
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | [`model`] | one served model: its folder, template, tokenizer |
+//! | `models` | the closed map of names to models, and the one call a job makes: [`Models::tokenize`] |
+//! | `chat` | `/v1/chat/completions` |
+//! | `completions` | `/v1/completions` |
+//! | `template` | a chat template, compiled once |
+//! | `tokenizer` | the one seam to the tokenizer crates |
+//!
+//! The reference is vLLM's Python server: a request that it would refuse is [`Skip::Refused`], and
+//! one whose tokens cannot be told is a named skip. Nothing here guesses.
 #![forbid(unsafe_code)]
+
+mod chat;
+mod completions;
+pub mod model;
+mod models;
+mod template;
+mod tokenizer;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use crate::types::{Skip, TokenId};
+
+pub use model::ModelSpec;
+pub use models::{Found, Info, Models, State, model_name};
+
+/// Why a model cannot be served. The text names the file and the cause.
+#[derive(Debug, thiserror::Error)]
+pub enum PromptError {
+    #[error("\"{}\": {cause}", path.display())]
+    File { path: PathBuf, cause: String },
+    #[error("model \"{name}\": {cause}")]
+    Model { name: String, cause: String },
+}
+
+impl PromptError {
+    pub(crate) fn file(path: &Path, cause: impl ToString) -> PromptError {
+        PromptError::File { path: path.to_owned(), cause: cause.to_string() }
+    }
+}
+
+/// An API whose requests can be turned into tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Endpoint {
+    Chat,
+    Completions,
+}
+
+impl Endpoint {
+    /// The endpoint of a request path, without its query.
+    pub fn from_path(path: &str) -> Option<Endpoint> {
+        match path {
+            "/v1/chat/completions" => Some(Endpoint::Chat),
+            "/v1/completions" => Some(Endpoint::Completions),
+            _ => None,
+        }
+    }
+}
+
+/// What one request may cost.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of prompt text; what is past them is not tokenized, what is before them is.
+    pub max_text: usize,
+    pub deadline: Option<Instant>,
+}
+
+impl Limits {
+    pub(crate) fn over(&self) -> bool {
+        self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+}
+
+/// Whether the tokens are the whole prompt as the engine sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exact {
+    Yes,
+    /// They are not, for the reason that is named; the value of `$kvc_aware_exact`.
+    No(&'static str),
+}
+
+/// The prompt of one request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tokens {
+    /// Index into [`Models`].
+    pub model: usize,
+    pub ids: Vec<TokenId>,
+    pub exact: Exact,
+    /// Part of the cache key of the first block.
+    pub salt: Option<String>,
+    /// Adapter name; part of the cache key.
+    pub lora: Option<String>,
+    /// Bytes of the prompt text; 0 where the request carries token ids.
+    pub text_len: usize,
+    /// The prompt text, where the caller asked for it.
+    pub text: Option<String>,
+}
+
+/// What became of one request body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// The model that the body names, if it is in the map.
+    pub model: Option<usize>,
+    pub result: Result<Tokens, Skip>,
+}

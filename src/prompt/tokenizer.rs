@@ -1,0 +1,74 @@
+//! The one seam to the tokenizer crates.
+
+use serde_json::Value;
+
+use crate::types::TokenId;
+
+/// A loaded `tokenizer.json`.
+pub(crate) enum Tokenizer {
+    Fast(Box<fastokens::Tokenizer>),
+    /// For the files that the fast crate does not load.
+    Reference(Box<tokenizers::Tokenizer>),
+}
+
+impl Tokenizer {
+    /// Truncation and padding that the file asks for are off: the engine passes its own.
+    pub fn load(json: Value) -> Result<Tokenizer, String> {
+        match fastokens::Tokenizer::from_json(json.clone()) {
+            Ok(mut fast) => {
+                fast.set_truncation(None);
+                fast.set_padding(None);
+                Ok(Tokenizer::Fast(Box::new(fast)))
+            }
+            Err(_) => Tokenizer::load_reference(json),
+        }
+    }
+
+    fn load_reference(json: Value) -> Result<Tokenizer, String> {
+        let mut reference: tokenizers::Tokenizer =
+            serde_json::from_value(json).map_err(|error| error.to_string())?;
+        reference.with_truncation(None).map_err(|error| error.to_string())?;
+        reference.with_padding(None);
+        Ok(Tokenizer::Reference(Box::new(reference)))
+    }
+
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, String> {
+        match self {
+            Tokenizer::Fast(fast) => fast
+                .encode_with_special_tokens(text, add_special_tokens)
+                .map_err(|error| error.to_string()),
+            Tokenizer::Reference(reference) => reference
+                .encode_fast(text, add_special_tokens)
+                .map(|encoding| encoding.get_ids().to_vec())
+                .map_err(|error| error.to_string()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tiny() -> Value {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/t/models/tiny/tokenizer.json");
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn both_crates_give_the_same_ids() {
+        let fast = Tokenizer::load(tiny()).unwrap();
+        assert!(matches!(fast, Tokenizer::Fast(_)));
+        let reference = Tokenizer::load_reference(tiny()).unwrap();
+        for text in
+            ["", "What is the weather in London?", "<|im_start|>user\nhé 日本 👍🏽  \n\n x<|im_end|>"]
+        {
+            for special in [false, true] {
+                assert_eq!(
+                    fast.encode(text, special).unwrap(),
+                    reference.encode(text, special).unwrap(),
+                    "{text:?}"
+                );
+            }
+        }
+    }
+}
