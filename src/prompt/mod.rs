@@ -20,13 +20,14 @@ mod models;
 mod template;
 mod tokenizer;
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use crate::types::{Skip, TokenId};
 
 pub use model::ModelSpec;
-pub use models::{Found, Info, Models, State, model_name};
+pub use models::{Info, Models};
 
 /// Why a model cannot be served. The text names the file and the cause.
 #[derive(Debug, thiserror::Error)]
@@ -51,12 +52,14 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// The endpoint of a request path, without its query.
+    /// The endpoint of a request path without its query, whatever prefix a location puts before it.
     pub fn from_path(path: &str) -> Option<Endpoint> {
-        match path {
-            "/v1/chat/completions" => Some(Endpoint::Chat),
-            "/v1/completions" => Some(Endpoint::Completions),
-            _ => None,
+        if path.ends_with("/v1/chat/completions") {
+            Some(Endpoint::Chat)
+        } else if path.ends_with("/v1/completions") {
+            Some(Endpoint::Completions)
+        } else {
+            None
         }
     }
 }
@@ -79,8 +82,24 @@ impl Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exact {
     Yes,
-    /// They are not, for the reason that is named; the value of `$kvc_aware_exact`.
+    /// They are not, for the reason that is named.
     No(&'static str),
+}
+
+impl Exact {
+    pub fn reason(self) -> Option<&'static str> {
+        match self {
+            Exact::Yes => None,
+            Exact::No(reason) => Some(reason),
+        }
+    }
+}
+
+/// The value of `$kvc_aware_exact`.
+impl fmt::Display for Exact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.reason().unwrap_or("1"))
+    }
 }
 
 /// The prompt of one request.
@@ -98,6 +117,8 @@ pub struct Tokens {
     pub text_len: usize,
     /// The prompt text, where the caller asked for it.
     pub text: Option<String>,
+    /// Whether the client asked for a stream.
+    pub stream: bool,
 }
 
 /// What became of one request body.

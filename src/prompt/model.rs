@@ -31,15 +31,13 @@ impl ModelSpec {
     /// Reads and checks every file without encoding anything and keeps nothing: cheap enough for
     /// `nginx -t`.
     pub fn check(&self) -> Result<(), PromptError> {
-        let path = self.dir.join("tokenizer.json");
-        read_json(&path)?;
+        self.read_tokenizer()?;
         self.read_template().map(|_| ())
     }
 
     pub(crate) fn load(&self) -> Result<Model, PromptError> {
-        let path = self.dir.join("tokenizer.json");
-        let tokenizer =
-            Tokenizer::load(read_json(&path)?).map_err(|cause| PromptError::file(&path, cause))?;
+        let (path, json) = self.read_tokenizer()?;
+        let tokenizer = Tokenizer::load(json).map_err(|cause| PromptError::file(&path, cause))?;
         let (template, special_tokens) = self.read_template()?;
         Ok(Model {
             tokenizer,
@@ -47,6 +45,18 @@ impl ModelSpec {
             special_tokens,
             template_kwargs: self.template_kwargs.clone().unwrap_or_default(),
         })
+    }
+
+    fn read_tokenizer(&self) -> Result<(PathBuf, Value), PromptError> {
+        let path = self.dir.join("tokenizer.json");
+        let other = ["tokenizer.model", "spiece.model", "tekken.json"];
+        if !path.exists()
+            && let Some(other) = other.into_iter().find(|name| self.dir.join(name).exists())
+        {
+            let cause = format!("no such file; \"{other}\" alone is not supported");
+            return Err(PromptError::file(&path, cause));
+        }
+        read_json(&path).map(|json| (path, json))
     }
 
     fn read_template(&self) -> Result<(Option<Template>, Map<String, Value>), PromptError> {

@@ -1,6 +1,7 @@
 //! The closed map of model names, and the one call a job makes.
 
 use std::collections::HashMap;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
@@ -9,65 +10,63 @@ use super::model::{Model, ModelSpec};
 use super::{Endpoint, Exact, Limits, Outcome, PromptError, Tokens, chat, completions};
 use crate::types::{Skip, TokenId};
 
-/// All models of one configuration. Immutable, shared by the job threads.
+/// All models of one configuration, shared by the threads of one worker.
+///
+/// The names are known at once; each model is usable from the moment it is loaded.
 pub struct Models {
     entries: Vec<Entry>,
     /// Names, aliases and adapters to entries.
-    names: HashMap<String, (usize, bool)>,
+    names: HashMap<String, Named>,
 }
 
 struct Entry {
-    name: String,
-    state: Result<Model, PromptError>,
-    load_time: Duration,
-    memory: u64,
+    spec: ModelSpec,
+    state: OnceLock<Result<Model, PromptError>>,
 }
 
-/// What a name in a request stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found<'a> {
-    pub model: usize,
-    /// The adapter, where the name is one.
-    pub lora: Option<&'a str>,
+#[derive(Clone, Copy)]
+struct Named {
+    model: usize,
+    is_adapter: bool,
 }
 
-/// Whether a model can be used.
-#[derive(Debug)]
-pub enum State<'a> {
-    Loaded,
-    Unavailable(&'a PromptError),
-}
-
-/// One line of the start-up log.
-#[derive(Debug)]
-pub struct Info<'a> {
-    pub name: &'a str,
-    pub state: State<'a>,
-    pub load_time: Duration,
-    /// Growth of this process's resident memory while the model was loaded, in bytes.
+/// What loading one model took.
+#[derive(Clone, Copy, Debug)]
+pub struct Info {
+    pub time: Duration,
+    /// Growth of this process's resident memory, in bytes.
     pub memory: u64,
 }
 
 impl Models {
-    /// Loads every model. A folder that cannot be loaded leaves its model unavailable.
-    pub fn load(specs: &[ModelSpec]) -> Models {
+    /// Reads no file. Of two specs that share a name the first has it.
+    pub fn new(specs: Vec<ModelSpec>) -> Models {
         let mut names = HashMap::new();
-        let mut entries = Vec::with_capacity(specs.len());
-        for (index, spec) in specs.iter().enumerate() {
-            for (name, lora) in spec.names() {
-                names.entry(name.to_owned()).or_insert((index, lora));
+        for (model, spec) in specs.iter().enumerate() {
+            for (name, is_adapter) in spec.names() {
+                names.entry(name.to_owned()).or_insert(Named { model, is_adapter });
             }
-            let before = resident();
-            let start = Instant::now();
-            let state = spec.load();
-            entries.push(Entry {
-                name: spec.name.clone(),
-                state,
-                load_time: start.elapsed(),
-                memory: resident().saturating_sub(before),
-            });
         }
+        let entries =
+            specs.into_iter().map(|spec| Entry { spec, state: OnceLock::new() }).collect();
         Models { entries, names }
+    }
+
+    /// Loads each model in turn and reports it; those already loaded are left alone.
+    pub fn load_all(&self, mut report: impl FnMut(&str, Result<Info, &PromptError>)) {
+        for entry in &self.entries {
+            let (before, start) = (resident(), Instant::now());
+            let mut fresh = false;
+            let state = entry.state.get_or_init(|| {
+                fresh = true;
+                entry.spec.load()
+            });
+            if fresh {
+                let memory = resident().saturating_sub(before);
+                let info = Info { time: start.elapsed(), memory };
+                report(&entry.spec.name, state.as_ref().map(|_| info));
+            }
+        }
     }
 
     pub fn len(&self) -> usize {
@@ -78,58 +77,67 @@ impl Models {
         self.entries.is_empty()
     }
 
-    pub fn find<'a>(&'a self, name: &str) -> Option<Found<'a>> {
-        let (name, &(model, lora)) = self.names.get_key_value(name)?;
-        Some(Found { model, lora: lora.then_some(name.as_str()) })
+    /// The name of a model, which is empty past the end.
+    pub fn name(&self, model: usize) -> &str {
+        self.entries.get(model).map_or("", |entry| &entry.spec.name)
     }
 
-    pub fn info(&self, model: usize) -> Option<Info<'_>> {
-        let entry = self.entries.get(model)?;
-        let state = match &entry.state {
-            Ok(_) => State::Loaded,
-            Err(error) => State::Unavailable(error),
-        };
-        Some(Info { name: &entry.name, state, load_time: entry.load_time, memory: entry.memory })
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.iter().map(|entry| entry.spec.name.as_str())
     }
 
-    /// The prompt tokens of a request body, or why there are none.
+    /// The model that a body names, whatever else is in the body.
+    pub fn named_by(&self, body: &[u8]) -> Option<usize> {
+        #[derive(serde::Deserialize)]
+        struct Body {
+            model: String,
+        }
+        let body = serde_json::from_slice::<Body>(body).ok()?;
+        self.names.get(&body.model).map(|named| named.model)
+    }
+
+    /// The prompt tokens of a request body, or why there are none. `known` is called with the model
+    /// as soon as that is known.
     pub fn tokenize(
         &self,
         endpoint: Endpoint,
         body: &[u8],
         limits: &Limits,
         want_text: bool,
+        known: impl FnOnce(usize),
     ) -> Outcome {
         let request: Map<String, Value> = match serde_json::from_slice(body) {
             Ok(request) => request,
             Err(_) => return Outcome { model: None, result: Err(Skip::BadJson) },
         };
-        let found = match request.get("model").and_then(Value::as_str) {
-            Some(name) => self.find(name).ok_or(Skip::UnknownModel),
-            None => Err(Skip::NoModel),
+        let Some(name) = request.get("model").and_then(Value::as_str) else {
+            return Outcome { model: None, result: Err(Skip::NoModel) };
         };
-        match found {
-            Ok(found) => Outcome {
-                model: Some(found.model),
-                result: self.prompt(found, endpoint, &request, limits, want_text),
-            },
-            Err(skip) => Outcome { model: None, result: Err(skip) },
-        }
+        let Some(&named) = self.names.get(name) else {
+            return Outcome { model: None, result: Err(Skip::UnknownModel) };
+        };
+        known(named.model);
+        let result = self.prompt(named, endpoint, &request, limits, want_text);
+        Outcome { model: Some(named.model), result }
     }
 
     fn prompt(
         &self,
-        found: Found<'_>,
+        named: Named,
         endpoint: Endpoint,
         request: &Map<String, Value>,
         limits: &Limits,
         want_text: bool,
     ) -> Result<Tokens, Skip> {
-        if found.lora.is_some() {
+        if named.is_adapter {
             return Err(Skip::Lora);
         }
-        let entry = self.entries.get(found.model).ok_or(Skip::UnknownModel)?;
-        let model = entry.state.as_ref().map_err(|_| Skip::ModelUnavailable)?;
+        let entry = self.entries.get(named.model).ok_or(Skip::UnknownModel)?;
+        let model = match entry.state.get() {
+            None => return Err(Skip::Starting),
+            Some(Err(_)) => return Err(Skip::ModelUnavailable),
+            Some(Ok(model)) => model,
+        };
         let prompt = match endpoint {
             Endpoint::Chat => chat::prompt(model, request)?,
             Endpoint::Completions => completions::prompt(request)?,
@@ -138,6 +146,7 @@ impl Models {
             return Err(Skip::Deadline);
         }
         let salt = request.get("cache_salt").and_then(Value::as_str).map(str::to_owned);
+        let stream = request.get("stream").and_then(Value::as_bool).unwrap_or(false);
         let (ids, text_len, text) = match prompt {
             Prompt::Ids(ids) => (ids, 0, None),
             Prompt::Text { text, add_special_tokens } => {
@@ -146,7 +155,8 @@ impl Models {
                 (ids, text.len(), want_text.then_some(text))
             }
         };
-        Ok(Tokens { model: found.model, ids, exact: Exact::Yes, salt, lora: None, text_len, text })
+        let (model, exact, lora) = (named.model, Exact::Yes, None);
+        Ok(Tokens { model, ids, exact, salt, lora, text_len, text, stream })
     }
 }
 
@@ -164,15 +174,6 @@ impl ModelSpec {
     }
 }
 
-/// The model that a body names, whatever else is in it.
-pub fn model_name(body: &[u8]) -> Option<String> {
-    #[derive(serde::Deserialize)]
-    struct Named {
-        model: String,
-    }
-    serde_json::from_slice::<Named>(body).ok().map(|named| named.model)
-}
-
 /// Resident memory of this process in bytes; 0 where it cannot be read.
 fn resident() -> u64 {
     const PAGE: u64 = 4096;
@@ -186,26 +187,36 @@ fn resident() -> u64 {
 mod tests {
     use super::*;
 
-    fn models() -> Models {
-        Models::load(&[ModelSpec {
+    fn spec() -> ModelSpec {
+        ModelSpec {
             name: "tiny".to_owned(),
             dir: concat!(env!("CARGO_MANIFEST_DIR"), "/t/models/tiny").into(),
             aliases: vec!["small".to_owned()],
             loras: vec!["support".to_owned()],
             ..ModelSpec::default()
-        }])
+        }
+    }
+
+    fn models(spec: ModelSpec) -> Models {
+        let models = Models::new(vec![spec]);
+        models.load_all(|_, _| ());
+        models
+    }
+
+    fn run_on(models: &Models, endpoint: Endpoint, body: &str) -> Outcome {
+        let limits = Limits { max_text: 1 << 22, deadline: None };
+        models.tokenize(endpoint, body.as_bytes(), &limits, true, |_| ())
     }
 
     fn run(endpoint: Endpoint, body: &str) -> Outcome {
-        let limits = Limits { max_text: 1 << 22, deadline: None };
-        models().tokenize(endpoint, body.as_bytes(), &limits, true)
+        run_on(&models(spec()), endpoint, body)
     }
 
     #[test]
     fn a_chat_becomes_template_text_and_ids() {
         let outcome = run(
             Endpoint::Chat,
-            r#"{"model":"small","messages":[{"role":"user","content":"Hi"}],"cache_salt":"s"}"#,
+            r#"{"model":"small","messages":[{"role":"user","content":"Hi"}],"cache_salt":"s","stream":true}"#,
         );
         assert_eq!(outcome.model, Some(0));
         let tokens = outcome.result.unwrap();
@@ -215,7 +226,7 @@ mod tests {
         );
         assert_eq!(tokens.salt.as_deref(), Some("s"));
         assert_eq!(tokens.ids[..2], [436, 437]);
-        assert_eq!(tokens.exact, Exact::Yes);
+        assert_eq!((tokens.exact, tokens.stream), (Exact::Yes, true));
     }
 
     #[test]
@@ -236,5 +247,31 @@ mod tests {
         assert_eq!((outcome.model, outcome.result), (Some(0), Err(Skip::Lora)));
         assert_eq!(run(Endpoint::Completions, "{}").result, Err(Skip::NoModel));
         assert_eq!(run(Endpoint::Completions, "{").result, Err(Skip::BadJson));
+    }
+
+    #[test]
+    fn a_model_is_usable_from_the_moment_it_is_loaded() {
+        let body = r#"{"model":"small","prompt":"Hi"}"#;
+        let models = Models::new(vec![spec()]);
+        assert_eq!(models.named_by(body.as_bytes()), Some(0));
+        let mut seen = None;
+        let limits = Limits { max_text: 1 << 22, deadline: None };
+        let endpoint = Endpoint::Completions;
+        let outcome =
+            models.tokenize(endpoint, body.as_bytes(), &limits, false, |model| seen = Some(model));
+        assert_eq!((outcome.result, seen), (Err(Skip::Starting), Some(0)));
+        models.load_all(|name, result| assert!(name == "tiny" && result.is_ok()));
+        models.load_all(|_, _| panic!("a loaded model is reported again"));
+        assert!(run_on(&models, endpoint, body).result.is_ok());
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_loaded_is_named_and_skipped() {
+        let spec = ModelSpec { dir: "/nonexistent".into(), ..spec() };
+        let error = spec.check().unwrap_err().to_string();
+        assert!(error.starts_with("\"/nonexistent/tokenizer.json\": "), "{error}");
+        let body = r#"{"model":"tiny","prompt":"Hi"}"#;
+        let outcome = run_on(&models(spec), Endpoint::Completions, body);
+        assert_eq!(outcome.result, Err(Skip::ModelUnavailable));
     }
 }
