@@ -1,10 +1,37 @@
 # NGINX=1.28 picks one of the matrix instead of the installed nginx.
 NGINX ?=
 
-.PHONY: help build
+.PHONY: help build test demo bench fmt clean
+
 help:
 	@echo 'make build           target/ngx_http_kvc_aware_module.so for the installed nginx, or for'
 	@echo '                     the tree in NGINX_SOURCE_DIR/NGINX_BUILD_DIR'
+	@echo 'make build NGINX=1.28  the same for nginx 1.28, in target/1.28/'
+	@echo 'make demo            four mock engines behind nginx, without and with the module'
+	@echo 'make demo ENGINE=vllm  the same with real vLLM workers on the CPU'
+	@echo 'make test            format, lints, unit tests, then the suites on the installed nginx'
+	@echo 'make test NGINX=1.28 the suites on nginx 1.28'
+	@echo 'make bench           added latency, lookups and events, as ratios'
+	@echo 'make fmt             format the sources'
+	@echo 'make clean           remove what was built'
+	@echo
+	@echo 'Each installs the Debian packages that it needs.'
 
 build:
 	@scripts/build $(NGINX)
+
+test:
+	@scripts/test $(NGINX)
+
+demo:
+	@scripts/demo
+
+bench:
+	@scripts/bench
+
+fmt:
+	cargo fmt
+
+clean:
+	cargo clean --quiet
+	rm -rf target

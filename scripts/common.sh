@@ -1,5 +1,5 @@
 # Sourced by the other scripts: where things are, and how they speak.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
