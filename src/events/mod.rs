@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod subscriber;
+pub mod wire;
 
 use std::sync::Arc;
 
