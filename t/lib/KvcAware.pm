@@ -1,0 +1,311 @@
+package KvcAware;
+
+# Test::Nginx with mock engines behind nginx.
+#
+#     use Test::Nginx::Socket 'no_plan';
+#     use KvcAware;
+#
+# Sections of a block, on top of those of Test::Nginx:
+#
+#   --- engines   One a line: a name, then options of mock-engine. Each runs on free ports from
+#                 before nginx starts until after the block. For an engine `a` the block may say
+#                 $TEST_NGINX_A (host:port), $TEST_NGINX_A_EVENTS, $TEST_NGINX_A_REPLAY.
+#   --- await     `connected` (if there are engines): waits until the index page, which the default
+#                 server has at /internal/kv-index, shows a connection to every engine;
+#                 `nothing`: does not.
+#   --- drive     Perl that runs in this package once nginx is up. Its assertions are Test::More's,
+#                 and to die is to fail. A block with it needs no `--- request`.
+#
+# For any block:
+#
+#   $TEST_NGINX_ROOT      the checkout
+#   $TEST_NGINX_SERVERS   a `server` and a `kvc_aware_server` line for each engine
+#   $TEST_NGINX_SHOW      `add_header` for each variable of the module; see vars()
+
+use strict;
+use warnings;
+
+use Exporter 'import';
+use File::Basename qw(dirname);
+use File::Path qw(make_path);
+use File::Spec;
+use HTTP::Tiny;
+use IO::Socket::INET;
+use JSON::PP ();
+use POSIX qw(WNOHANG);
+use Test::More;
+use Test::Nginx::Util qw($ServerPortForClient $ServRoot add_block_preprocessor
+    add_cleanup_handler add_test_cleanup_handler config_preamble);
+use Time::HiRes qw(sleep time);
+
+our @EXPORT = qw(get post vars index_page index_server explain_request wait_until settle
+    start_engine stop_engine kill_engine address engine_get fault
+    error_log nginx_pid worker_pids reload);
+
+use constant INDEX     => '/internal/kv-index';
+use constant TIMEOUT   => $ENV{KVC_TEST_TIMEOUT} || 20;
+use constant VARIABLES => qw(model status server exact mode matched_blocks matched_tokens
+    prompt_blocks prompt_tokens hit_ratio time priority);
+
+my $ROOT = File::Spec->rel2abs(dirname(__FILE__) . '/../..');
+my $JSON = JSON::PP->new->canonical->utf8;
+my %ENGINES;
+
+config_preamble('location = ' . INDEX . ' { kvc_aware_index explain=on tokens=on; }');
+
+# ---- a block's sections
+
+add_block_preprocessor(sub {
+    my $block = shift;
+    start_block($block->engines // '');
+    $ENV{TEST_NGINX_ROOT} = $ROOT;
+    $ENV{TEST_NGINX_SHOW} =
+        join "\n", map { 'add_header ' . header($_) . " \$kvc_aware_$_ always;" } VARIABLES;
+    $ENV{TEST_NGINX_SERVERS} = join "\n", map {
+        my $at = $_->{address};
+        "server $at;", "kvc_aware_server $at events=$_->{events} replay=$_->{replay};"
+    } map { $ENGINES{$_} } sort keys %ENGINES;
+
+    $block->set_value('request', 'GET /')
+        if defined $block->drive && !defined $block->request;
+    # Test::Nginx evaluates it where $block is at hand, after nginx has started.
+    $block->set_value('init', 'KvcAware::drive($block);') unless defined $block->init;
+});
+
+add_test_cleanup_handler(\&stop_block);
+add_cleanup_handler(\&stop_block);
+$SIG{INT} = $SIG{TERM} = sub { exit 130 };
+END { my $status = $?; stop_block(); $? = $status }
+
+sub start_block {
+    my $text = shift;
+    stop_block();
+    for my $line (grep { /\S/ } split /\n/, $text) {
+        my ($name, @options) = split ' ', $line;
+        $name =~ /^[a-z]\w*$/ or die "bad name of an engine: \"$name\"\n";
+        my ($http, $events, $replay) = free_ports(3);
+        my $engine = {
+            name    => $name,
+            address => "127.0.0.1:$http",
+            events  => "tcp://127.0.0.1:$events",
+            replay  => "tcp://127.0.0.1:$replay",
+            options => \@options,
+        };
+        $ENGINES{$name} = $engine;
+        my $variable = 'TEST_NGINX_' . uc $name;
+        $ENV{$variable} = $engine->{address};
+        $ENV{"${variable}_EVENTS"} = $engine->{events};
+        $ENV{"${variable}_REPLAY"} = $engine->{replay};
+        start_engine($name);
+    }
+}
+
+sub stop_block {
+    stop_engine($_) for grep { $ENGINES{$_}{pid} } sort keys %ENGINES;
+    %ENGINES = ();
+}
+
+sub drive {
+    my $block = shift;
+    return if defined $block->must_die;
+    my $done = eval {
+        if (%ENGINES && trim($block->await // 'connected') eq 'connected') {
+            wait_until(sub { !grep { !index_server($_)->{connected} } keys %ENGINES },
+                'every engine is connected');
+        }
+        my $code = $block->drive;
+        if (defined $code) {
+            eval "package KvcAware;\n#line 1 \"" . $block->name . " drive\"\n$code\n;1" or die $@;
+        }
+        1;
+    };
+    fail($block->name . ": $@") unless $done;
+}
+
+sub trim { my $text = shift; $text =~ s/^\s+|\s+$//g; $text }
+
+# ---- requests to nginx; an answer is { status, headers, content, json }
+
+sub get { request('GET', @_) }
+
+# post($path, $body, name => value, ...): a body that is a reference is sent as JSON.
+sub post {
+    my ($path, $body, %headers) = @_;
+    request('POST', $path, content => ref $body ? $JSON->encode($body) : $body,
+        headers => { 'content-type' => 'application/json', %headers });
+}
+
+sub request {
+    my ($method, $path, %options) = @_;
+    my $base = $path =~ /^http:/ ? '' : "http://127.0.0.1:$ServerPortForClient";
+    my $http = HTTP::Tiny->new(timeout => TIMEOUT, keep_alive => 0, max_redirect => 0);
+    my $answer = $http->request($method, "$base$path", \%options);
+    $answer->{json} = eval { $JSON->decode($answer->{content}) };
+    return $answer;
+}
+
+sub header { my $name = shift; "X-Kvc-" . join '-', map { ucfirst } split /_/, $name }
+
+# The variables that $TEST_NGINX_SHOW put into an answer: { status => 'hit', ... }
+sub vars {
+    my $answer = shift;
+    return { map { $_ => $answer->{headers}{ lc header($_) } // '' } VARIABLES };
+}
+
+# ---- the index page
+
+sub index_page {
+    my $query = shift // '';
+    my $answer = get(INDEX . ($query eq '' ? '' : "?$query"));
+    $answer->{json} or die "no index page: $answer->{status} $answer->{content}\n";
+    return $answer->{json};
+}
+
+# The row of an engine, which is empty while there is none.
+sub index_server {
+    my $address = address(shift);
+    my ($row) = grep { $_->{server} eq $address } @{ index_page()->{servers} };
+    return $row // {};
+}
+
+# explain_request($path, $body, $query): where a request would go, and why.
+sub explain_request {
+    my ($path, $body, $query) = @_;
+    return post(INDEX . "?path=$path" . (defined $query ? "&$query" : ''), $body)->{json};
+}
+
+# ---- waiting
+
+sub wait_until {
+    my ($true, $what) = @_;
+    my $end = time + TIMEOUT;
+    my $error = '';
+    while (time < $end) {
+        my $value = eval { $true->() };
+        return $value if $value;
+        $error = $@;
+        sleep 0.02;
+    }
+    die "waited in vain: $what" . ($error ? " ($error)" : '') . "\n";
+}
+
+# Waits until the engines are idle and the index has seen the last of their batches.
+sub settle {
+    for my $name (@_ ? @_ : sort keys %ENGINES) {
+        wait_until(sub {
+            my $state = engine_get($name, 'state');
+            return if $state->{in_flight};
+            my $sequence = $state->{sequence};
+            return $sequence == 0 || (index_server($name)->{last_seq} // -1) == $sequence - 1;
+        }, "the index follows $name");
+    }
+}
+
+# ---- engines
+
+sub address { engine(shift)->{address} }
+
+sub engine {
+    my $name = shift;
+    return $ENGINES{$name} // die "no engine \"$name\"\n";
+}
+
+sub start_engine {
+    my $engine = engine(shift);
+    my $binary = $ENV{MOCK_ENGINE} // die "MOCK_ENGINE is not set; use scripts/prove\n";
+    my $logs = dirname($ServRoot) . '/engines';
+    make_path($logs);
+    my $log = "$logs/$engine->{name}.log";
+    # The engine must not outlive this process, however that ends.
+    my @command = (qw(setpriv --pdeathsig KILL), $binary, '--listen', $engine->{address},
+        '--events', $engine->{events}, '--replay', $engine->{replay},
+        qw(--prefill-rate 0 --decode-ms 0), @{ $engine->{options} });
+    my $pid = fork() // die "fork: $!\n";
+    if ($pid == 0) {
+        open STDIN, '<', '/dev/null';
+        open STDOUT, '>', $log;
+        open STDERR, '>&', \*STDOUT;
+        exec @command or POSIX::_exit(127);
+    }
+    $engine->{pid} = $pid;
+    wait_until(sub {
+        if (waitpid($pid, WNOHANG) == $pid) {
+            delete $engine->{pid};
+            bail("mock engine $engine->{name} did not start: " . slurp($log));
+        }
+        request('GET', "http://$engine->{address}/health")->{status} == 200;
+    }, "engine $engine->{name} listens");
+}
+
+sub stop_engine { end_engine('TERM', @_) }
+sub kill_engine { end_engine('KILL', @_) }
+
+sub end_engine {
+    my ($signal, $name) = @_;
+    my $pid = delete engine($name)->{pid} // return;
+    kill $signal, $pid;
+    waitpid $pid, 0;
+}
+
+# engine_get($name, 'state' | 'last' | 'last/body'): what a mock engine says of itself.
+sub engine_get {
+    my ($name, $what) = @_;
+    my $answer = request('GET', 'http://' . address($name) . "/mock/$what");
+    $answer->{status} == 200 or die "engine $name: $answer->{status} $answer->{content}\n";
+    return $answer->{json} // $answer->{content};
+}
+
+# fault($name, restart => 1, ...)
+sub fault {
+    my ($name, %faults) = @_;
+    my $query = join '&', map { "$_=$faults{$_}" } sort keys %faults;
+    my $answer = request('POST', 'http://' . address($name) . "/mock/fault?$query");
+    $answer->{status} == 200 or die "engine $name: $answer->{status} $answer->{content}\n";
+    return $answer->{json};
+}
+
+# Ports below those that the system gives to outgoing connections.
+sub free_ports {
+    my $count = shift;
+    my @held;
+    for (1 .. 500) {
+        my $port = 15000 + int rand 16000;
+        my $socket = IO::Socket::INET->new(LocalAddr => '127.0.0.1', LocalPort => $port,
+            Listen => 1) or next;
+        push @held, $socket;
+        last if @held == $count;
+    }
+    @held == $count or die "no free ports\n";
+    return map { $_->sockport } @held;
+}
+
+# ---- nginx
+
+sub error_log { slurp("$ServRoot/logs/error.log") }
+
+sub nginx_pid { my $pid = slurp("$ServRoot/logs/nginx.pid"); trim($pid) }
+
+# Workers of the current cycle; those that drain call themselves otherwise.
+sub worker_pids {
+    my $master = nginx_pid();
+    return map { /^\s*(\d+) nginx: worker process\s*$/ ? $1 : () }
+        split /\n/, `ps --ppid $master -o pid=,args=`;
+}
+
+# Sends HUP and waits until as many new workers are there.
+sub reload {
+    my %old = map { $_ => 1 } worker_pids();
+    kill 'HUP', nginx_pid();
+    wait_until(sub { (grep { !$old{$_} } worker_pids()) >= keys %old }, 'workers of the new cycle');
+}
+
+sub slurp {
+    my $path = shift;
+    open my $file, '<', $path or return '';
+    local $/;
+    return <$file> // '';
+}
+
+sub bail { Test::Nginx::Util::bail_out(@_) }
+
+1;
