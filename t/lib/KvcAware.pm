@@ -252,7 +252,7 @@ sub engine_get {
     my ($name, $what) = @_;
     my $answer = request('GET', 'http://' . address($name) . "/mock/$what");
     $answer->{status} == 200 or die "engine $name: $answer->{status} $answer->{content}\n";
-    return $answer->{json} // $answer->{content};
+    return $what eq 'last/body' ? $answer->{content} : $answer->{json};
 }
 
 # fault($name, restart => 1, ...)
@@ -292,11 +292,14 @@ sub worker_pids {
         split /\n/, `ps --ppid $master -o pid=,args=`;
 }
 
-# Sends HUP and waits until as many new workers are there.
+# Sends HUP and waits until as many new workers are there and the old ones drain or are gone.
 sub reload {
     my %old = map { $_ => 1 } worker_pids();
     kill 'HUP', nginx_pid();
-    wait_until(sub { (grep { !$old{$_} } worker_pids()) >= keys %old }, 'workers of the new cycle');
+    wait_until(sub {
+        my @now = worker_pids();
+        return @now >= keys %old && !grep { $old{$_} } @now;
+    }, 'workers of the new cycle');
 }
 
 sub slurp {
