@@ -5,7 +5,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use crate::api::Tokenizer;
+use crate::tokenizer::Tokenizer;
 
 pub const WORDS: &[&str] = &[
     "the", "engine", "keeps", "what", "it", "has", "seen", "and", "answers", "with", "words",

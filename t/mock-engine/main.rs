@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `cache` | physical blocks, hash chains, eviction, as in vLLM's block pool |
 //! | `engine` | the scheduler: waiting and running requests, one step at a time |
+//! | `tokenizer` | requests → ids, on the module's own prompt path |
 //! | `answer` | what is answered to a prompt |
 //! | `wire` | events → msgpack, in the layouts of several versions |
 //! | `publisher` | the PUB socket, the replay buffer and its ROUTER |
@@ -21,6 +22,7 @@ mod engine;
 mod http;
 mod options;
 mod publisher;
+mod tokenizer;
 mod wire;
 
 use std::error::Error;
