@@ -7,7 +7,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::shared::{LOAD_ROW_WORDS, MAX_PROCESSES, ProcessId, ServerField, Zone};
+use crate::shared::{
+    LOAD_ROW_WORDS, MAX_PROCESSES, ProcessId, ServerField, UpstreamField, UpstreamRow, Zone,
+};
 use crate::types::ServerId;
 
 const OWNER: usize = 0;
@@ -105,6 +107,11 @@ impl<'a> LoadTable<'a> {
         load(self.zone, server)
     }
 
+    /// When the prompt at the head of `server`'s queue started to run, on nginx's monotonic clock.
+    pub fn head_since(&self, server: ServerId) -> u64 {
+        self.zone.server(server).get(ServerField::HeadSinceMs)
+    }
+
     fn count(&self, server: ServerId) -> &'a AtomicU64 {
         &row(self.zone, self.mine)[COUNTS_AT + server.index()]
     }
@@ -125,15 +132,50 @@ impl Reservation {
     }
 }
 
-/// The load of `server`, for those that count nothing themselves.
-pub fn load(zone: Zone<'_>, server: ServerId) -> Load {
-    let sum = (0..MAX_PROCESSES)
-        .map(|n| row(zone, n))
-        .filter(|row| row[OWNER].load(Ordering::Relaxed) != 0)
-        .fold(0u64, |sum, row| {
+/// The rows that processes hold now: what to sum over when many servers are asked at once.
+pub struct Rows<'a>(Vec<&'a [AtomicU64]>);
+
+impl<'a> Rows<'a> {
+    /// Rows of processes that died are among them until [`reap`] finds them.
+    pub fn held(zone: Zone<'a>) -> Rows<'a> {
+        let rows = (0..MAX_PROCESSES).map(|n| row(zone, n));
+        Rows(rows.filter(|row| row[OWNER].load(Ordering::Relaxed) != 0).collect())
+    }
+
+    pub fn load(&self, server: ServerId) -> Load {
+        let sum = self.0.iter().fold(0u64, |sum, row| {
             sum.wrapping_add(row[COUNTS_AT + server.index()].load(Ordering::Relaxed))
         });
-    Load::from_word(sum)
+        Load::from_word(sum)
+    }
+}
+
+/// The load of `server`, for those that count nothing themselves.
+pub fn load(zone: Zone<'_>, server: ServerId) -> Load {
+    Rows::held(zone).load(server)
+}
+
+/// Fewest tokens of a prefill that tell something of the speed: below, the time is not theirs.
+const RATE_TOKENS: u64 = 256;
+/// Weight of one more observation.
+const RATE_STEP: f64 = 0.1;
+
+/// Learns an upstream's prefill speed from one prompt: its uncached tokens, and the milliseconds
+/// from when it was the head of its queue to its first token.
+pub fn learn_rate(upstream: &UpstreamRow<'_>, tokens: u64, ms: u64) {
+    if tokens < RATE_TOKENS || ms == 0 {
+        return;
+    }
+    let seen = tokens as f64 * 1000.0 / ms as f64;
+    let known = rate(upstream);
+    let next = if known > 0.0 { known + RATE_STEP * (seen - known) } else { seen };
+    // Two processes may lose one of two observations: it is an estimate.
+    upstream.set(UpstreamField::PrefillRate, next.to_bits());
+}
+
+/// An upstream's prefill speed in tokens per second; 0 until learned.
+pub fn rate(upstream: &UpstreamRow<'_>) -> f64 {
+    f64::from_bits(upstream.get(UpstreamField::PrefillRate))
 }
 
 /// Frees the rows of processes that are gone; tells how many. The holder of the lease calls this
@@ -158,7 +200,7 @@ pub fn processes(zone: Zone<'_>) -> usize {
         .count()
 }
 
-fn row(zone: Zone<'_>, n: usize) -> &[AtomicU64] {
+fn row<'a>(zone: Zone<'a>, n: usize) -> &'a [AtomicU64] {
     &zone.load_words()[n * LOAD_ROW_WORDS..(n + 1) * LOAD_ROW_WORDS]
 }
 
@@ -221,6 +263,21 @@ mod tests {
         drop(lost);
         mine.finish(kept, 0);
         assert_eq!(load(zone, a), Load::default());
+    }
+
+    #[test]
+    fn the_rate_follows_long_prefills_only() {
+        let words = words();
+        let zone = Zone::format(&words, HashKey([1, 2])).unwrap();
+        let row = zone.upstreams().claim("a").unwrap();
+        assert_eq!(rate(&row), 0.0);
+        learn_rate(&row, 255, 10);
+        learn_rate(&row, 1000, 0);
+        assert_eq!(rate(&row), 0.0);
+        learn_rate(&row, 1000, 100);
+        assert_eq!(rate(&row), 10_000.0);
+        learn_rate(&row, 1000, 50);
+        assert_eq!(rate(&row), 11_000.0);
     }
 
     #[test]

@@ -1,1 +1,53 @@
-//! FFI
+//! Everything that touches nginx.
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | `module` | the module tables that nginx reads from the loaded file |
+//! | `directives` | the directive table: the parser and README are held against it |
+//! | `conf` | what the configuration comes to: main, upstream and location |
+//! | `setters` | one function for each directive |
+//! | `setup` | what is checked and hooked once the configuration is read |
+//! | `zone` | the shared zone as words |
+//! | `process` | what a worker holds, from init_process to exit_process |
+//! | `context` | one request's state, found again after an internal redirect |
+//! | `body` | the client body, in memory or in a file |
+//! | `jobs` | tokenizer threads and the way back to the event loop |
+//! | `access` | the access phase handler |
+//! | `plan` | the servers of an upstream, ranked for one request |
+//! | `balancer` | peer.init, get and free |
+//! | `peers` | nginx's own peers: iteration, locks, usability |
+//! | `filter` | the first token of an answer |
+//! | `variables` | `$kvc_aware_*` |
+//! | `index_page`, `explain` | `kvc_aware_index` |
+//! | `log` | one macro for all log lines |
+
+mod access;
+mod balancer;
+mod body;
+mod conf;
+mod context;
+mod directives;
+mod explain;
+mod filter;
+mod index_page;
+mod jobs;
+mod log;
+mod module;
+mod peers;
+mod plan;
+mod process;
+mod setters;
+mod setup;
+mod variables;
+mod zone;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Runs what a callback does; a panic ends there, for one that leaves `extern "C"` would end the
+/// worker with all its requests.
+fn guard<T>(fallback: T, callback: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(callback)).unwrap_or_else(|_| {
+        process::panicked();
+        fallback
+    })
+}

@@ -60,8 +60,8 @@ pub enum ServerField {
     BlocksRemote = 17,
     /// Milliseconds of nginx's monotonic clock since the oldest queued prompt has been running.
     HeadSinceMs = 18,
-    /// Ticket of the last choice of this server; ties go to the least recently picked.
-    LastPicked = 19,
+    /// Turn of this server; ties go to the lowest, which is the least recently picked.
+    Turn = 19,
     /// One more than the row of the model last routed here, 0 before any.
     Model = 20,
     /// Requests sent to this server, retries included.
@@ -86,6 +86,12 @@ macro_rules! word_enum {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u64)]
         pub enum $name { $($(#[$vdoc])* $variant,)+ }
+
+        impl Default for $name {
+            fn default() -> $name {
+                $name::ALL[0]
+            }
+        }
 
         impl $name {
             pub const ALL: &'static [$name] = &[$($name::$variant,)+];

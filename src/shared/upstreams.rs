@@ -18,8 +18,8 @@ pub enum UpstreamField {
     Hits = 2,
     PromptTokens = 3,
     MatchedTokens = 4,
-    /// Tickets given out for [`super::ServerField::LastPicked`].
-    Tickets = 5,
+    /// Turn of the server that was picked last, see [`crate::select::next_turn`].
+    Turn = 5,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -1,0 +1,113 @@
+//! The servers of an upstream, ranked for one request.
+
+use super::conf::UpstreamConf;
+use super::peers::{self, Locked, Peer, Peers};
+use super::process::{self, Process};
+use crate::load::{self, Load, Rows};
+use crate::lookup::{self, Match};
+use crate::prompt::Tokens;
+use crate::select::{Candidate, Demand, Ranked, rank};
+use crate::shared::ServerField;
+use crate::types::{ServerId, Skip};
+
+/// One primary server of an upstream.
+pub struct Seat {
+    /// Only to be followed under the lock of its list.
+    pub peer: *mut Peer,
+    /// Its bit in nginx's map of tried servers.
+    pub index: usize,
+    pub id: ServerId,
+    pub usable: bool,
+    pub weight: u32,
+    pub load: Load,
+    pub found: Match,
+}
+
+pub struct Plan {
+    pub seats: Vec<Seat>,
+    /// The usable ones, best first; `candidate` counts in `seats`.
+    pub ranked: Vec<Ranked>,
+    pub demand: Demand,
+    /// The index could not be read.
+    pub busy: bool,
+}
+
+/// Ranks the primary servers that are usable and not among `tried`.
+///
+/// # Safety
+/// `peers` is the upstream's list, live and not locked by the caller.
+pub unsafe fn make(
+    process: &Process,
+    conf: &UpstreamConf,
+    peers: *mut Peers,
+    prompt: Option<&Tokens>,
+    tried: &[ServerId],
+) -> Plan {
+    // SAFETY: the caller's.
+    let mut seats = unsafe { seats(process, peers, tried) };
+    let ids: Vec<ServerId> = seats.iter().map(|seat| seat.id).collect();
+    let mut scratch = process.scratch.borrow_mut();
+    let overlap = |prompt, scratch: &mut _| {
+        lookup::overlap(process.zone, &process.index, prompt, &ids, scratch)
+    };
+    let (found, busy) = match overlap(prompt, &mut scratch) {
+        Ok(found) => (found, false),
+        Err(Skip::IndexBusy) | Err(_) => (overlap(None, &mut scratch).unwrap_or_default(), true),
+    };
+    for (seat, found) in seats.iter_mut().zip(found) {
+        seat.found = found;
+    }
+    let tokens = prompt.filter(|_| !busy).map_or(0, |tokens| tokens.ids.len() as u32);
+    let rate = process.upstream(&conf.name).map_or(0.0, |row| load::rate(&row));
+    let demand = Demand { tokens, rate };
+    Plan { ranked: order(process, conf, demand, &seats), seats, demand, busy }
+}
+
+unsafe fn seats(process: &Process, peers: *mut Peers, tried: &[ServerId]) -> Vec<Seat> {
+    let rows = Rows::held(process.zone);
+    // SAFETY: the caller's; the lock is held while the peers are looked at.
+    unsafe {
+        let _lock = Locked::read(peers);
+        peers::each(peers)
+            .filter_map(|(index, peer)| {
+                let seen = &*peer;
+                let id = process.server(seen.name.as_bytes())?;
+                Some(Seat {
+                    peer,
+                    index,
+                    id,
+                    usable: peers::usable(seen) && !tried.contains(&id),
+                    weight: seen.weight.max(1) as u32,
+                    load: rows.load(id),
+                    found: Match::default(),
+                })
+            })
+            .collect()
+    }
+}
+
+fn order(process: &Process, conf: &UpstreamConf, demand: Demand, seats: &[Seat]) -> Vec<Ranked> {
+    let now = process::now_ms();
+    let usable: Vec<usize> = (0..seats.len()).filter(|at| seats[*at].usable).collect();
+    let candidates: Vec<Candidate> = usable
+        .iter()
+        .map(|at| {
+            let seat = &seats[*at];
+            let row = process.zone.server(seat.id);
+            Candidate {
+                overlap: seat.found.overlap,
+                block_size: seat.found.block_size,
+                prompt_blocks: seat.found.prompt_blocks,
+                load: seat.load,
+                head_ms: now.saturating_sub(row.get(ServerField::HeadSinceMs)),
+                weight: seat.weight,
+                turn: row.get(ServerField::Turn),
+            }
+        })
+        .collect();
+    let mut ranked = rank(conf.policy(), demand, &candidates);
+    for place in &mut ranked {
+        place.candidate = usable[place.candidate];
+    }
+    ranked
+}
