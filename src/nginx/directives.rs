@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use nginx_sys::{
-    NGX_CONF_1MORE, NGX_CONF_2MORE, NGX_CONF_NOARGS, NGX_CONF_TAKE1, NGX_HTTP_LOC_CONF,
+    NGX_CONF_1MORE, NGX_CONF_2MORE, NGX_CONF_ANY, NGX_CONF_TAKE1, NGX_HTTP_LOC_CONF,
     NGX_HTTP_LOC_CONF_OFFSET, NGX_HTTP_MAIN_CONF, NGX_HTTP_MAIN_CONF_OFFSET, NGX_HTTP_SRV_CONF,
     NGX_HTTP_SRV_CONF_OFFSET, NGX_HTTP_UPS_CONF, ngx_command_t, ngx_conf_t, ngx_str_t,
 };
@@ -65,8 +65,6 @@ pub struct Directive {
     #[cfg_attr(not(test), expect(dead_code, reason = "the test holds README against it"))]
     default: &'static str,
 }
-
-const ANY: u32 = NGX_CONF_NOARGS | NGX_CONF_1MORE;
 
 pub const DIRECTIVES: &[Directive] = &[
     Directive {
@@ -192,7 +190,7 @@ pub const DIRECTIVES: &[Directive] = &[
     Directive {
         name: c"kvc_aware_index",
         context: Context::Location,
-        arguments: ANY,
+        arguments: NGX_CONF_ANY,
         set: location::index,
         syntax: "[explain=on|off] [tokens=on|off]",
         default: "",
