@@ -13,6 +13,8 @@
 //! | `subscriber` | the thread: lease, sockets, replays |
 #![forbid(unsafe_code)]
 
+mod flow;
+mod sequence;
 mod subscriber;
 pub mod wire;
 

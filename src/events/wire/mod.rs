@@ -46,7 +46,8 @@ pub enum Reply<'a> {
 /// The frames of a published message: topic, sequence number, payload.
 pub fn live<F: AsRef<[u8]>>(frames: &[F]) -> Result<Numbered<'_>, Dropped> {
     let [_, seq, payload] = frames else { return Err(Dropped::BadFrames) };
-    numbered(seq.as_ref(), payload.as_ref())
+    let numbered = numbered(seq.as_ref(), payload.as_ref())?;
+    if numbered.seq == END_OF_REPLAY { Err(Dropped::BadFrames) } else { Ok(numbered) }
 }
 
 /// The frames of a replay's reply, as a DEALER gets them: an empty one, maybe the topic, the
@@ -78,6 +79,23 @@ pub fn digest(payload: &[u8]) -> u64 {
 
 /// Reads a payload.
 pub fn batch(payload: &[u8]) -> Result<Batch<'_>, Dropped> {
+    read_batch(payload, one_event)
+}
+
+/// What a batch says of itself: its timestamp and rank. An error here is one of [`batch`] too.
+pub fn outline(payload: &[u8]) -> Result<(f64, Option<u64>), Dropped> {
+    let pass = |reader: &mut Reader<'_>| {
+        reader.skip().map_err(|_| Dropped::BadPayload)?;
+        Ok(Err(Dropped::BadEvent))
+    };
+    let batch = read_batch(payload, pass)?;
+    Ok((batch.timestamp, batch.rank))
+}
+
+fn read_batch<'a>(
+    payload: &'a [u8],
+    mut event: impl FnMut(&mut Reader<'a>) -> Result<Result<KvEvent<'a>, Dropped>, Dropped>,
+) -> Result<Batch<'a>, Dropped> {
     if payload.len() > MAX_PAYLOAD {
         return Err(Dropped::TooLarge);
     }
@@ -95,7 +113,7 @@ pub fn batch(payload: &[u8]) -> Result<Batch<'_>, Dropped> {
     if count > MAX_EVENTS {
         return Err(Dropped::TooLarge);
     }
-    let events = (0..count).map(|_| one_event(&mut reader)).collect::<Result<_, _>>()?;
+    let events = (0..count).map(|_| event(&mut reader)).collect::<Result<_, _>>()?;
     let rank = match (fields > 2).then(|| reader.item()) {
         Some(Ok(Item::Uint(rank))) => Some(rank),
         Some(Err(_)) => return Err(Dropped::BadPayload),

@@ -144,12 +144,15 @@ fn a_bad_event_leaves_its_neighbours() {
     ];
     assert_eq!(batch.events, expected);
     assert_eq!((batch.timestamp, batch.rank), (1.0, None));
+    assert_eq!(outline(&payload), Ok((1.0, None)));
+    assert_eq!(outline(&pack(&json!([2.5, [["BlockStored"]], 3]))), Ok((2.5, Some(3))));
 }
 
 #[test]
 fn what_is_no_batch_is_dropped() {
     for value in [json!({}), json!([]), json!([1.0]), json!(["x", []]), json!([1.0, {}])] {
         assert_eq!(batch(&pack(&value)), Err(Dropped::BadPayload), "{value}");
+        assert_eq!(outline(&pack(&value)), Err(Dropped::BadPayload), "{value}");
     }
     assert_eq!(batch(b""), Err(Dropped::BadPayload));
     assert_eq!(batch(&[0x92, 0x01, 0x92, 0xc0]), Err(Dropped::BadPayload));
@@ -171,6 +174,7 @@ fn frames_of_both_framings() {
     for frames in [&[&b""[..], b"p"][..], &[b"", &seq[1..], b"p"], &[b"x", &seq, b"p"], &[]] {
         assert_eq!(reply(frames), Err(Dropped::BadFrames));
     }
+    assert_eq!(live(&[&b""[..], &end, b"p"]), Err(Dropped::BadFrames));
     assert_eq!(live(&[&b""[..], &seq]), Err(Dropped::BadFrames));
     assert_eq!(live(&[&b""[..], &seq[..7], b""]), Err(Dropped::BadFrames));
     assert_eq!(replay_request(258), [vec![], seq.to_vec()]);
