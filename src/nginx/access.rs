@@ -39,7 +39,7 @@ pub unsafe extern "C" fn precontent(r: *mut ngx_http_request_t) -> ngx_int_t {
 
 unsafe fn core_conf<'a>(r: *mut ngx_http_request_t) -> &'a ngx_http_core_loc_conf_t {
     // SAFETY: each location has the core module's configuration.
-    unsafe { &*(*(*r).loc_conf.add((*&raw const ngx_http_core_module).ctx_index)).cast() }
+    unsafe { &*(*(*r).loc_conf.add(ngx_http_core_module.ctx_index)).cast() }
 }
 
 unsafe fn enter(r: *mut ngx_http_request_t) -> ngx_int_t {

@@ -230,7 +230,7 @@ pub unsafe extern "C" fn merge_location(
 
 fn index() -> usize {
     // SAFETY: nginx sets the index before it calls into the module and never changes it.
-    unsafe { (*&raw const ngx_http_kvc_aware_module).ctx_index }
+    unsafe { ngx_http_kvc_aware_module.ctx_index }
 }
 
 /// The main configuration while the file is being read.

@@ -267,5 +267,5 @@ fn stop(event: &mut ngx_event_t) {
 /// Our slot in a request's contexts.
 unsafe fn slot(r: *mut ngx_http_request_t) -> *mut *mut c_void {
     // SAFETY: the caller's request is live; its contexts have a slot for each http module.
-    unsafe { (*r).ctx.add((*&raw const ngx_http_kvc_aware_module).ctx_index) }
+    unsafe { (*r).ctx.add(ngx_http_kvc_aware_module.ctx_index) }
 }

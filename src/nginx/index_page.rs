@@ -181,7 +181,7 @@ pub unsafe fn upstreams<'a>(
 ) -> impl Iterator<Item = &'a mut UpstreamConf> {
     // SAFETY: the upstream module has a main configuration in every http block.
     unsafe {
-        let slot = (*&raw const ngx_http_upstream_module).ctx_index;
+        let slot = ngx_http_upstream_module.ctx_index;
         balanced((*(*r).main_conf.add(slot)).cast::<ngx_http_upstream_main_conf_t>())
     }
 }

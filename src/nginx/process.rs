@@ -121,8 +121,8 @@ pub unsafe extern "C" fn init(cycle: *mut ngx_cycle_t) -> ngx_int_t {
 unsafe fn main_of<'a>(cycle: *mut ngx_cycle_t) -> Option<&'a MainConf> {
     // SAFETY: a cycle without http has no context there, which the call checks.
     unsafe {
-        let module = &*&raw const ngx_http_kvc_aware_module;
-        let conf = (*cycle).http_main_conf_unchecked::<MainConf>(module)?;
+        let module = &raw const ngx_http_kvc_aware_module;
+        let conf = (*cycle).http_main_conf_unchecked::<MainConf>(&*module)?;
         Some(&*conf.as_ptr())
     }
 }
@@ -197,8 +197,8 @@ pub fn endpoint_of(upstream: &UpstreamConf, peer: &str) -> Option<Endpoint> {
 unsafe fn endpoints(cycle: *mut ngx_cycle_t) -> Vec<(String, Option<Endpoint>, Option<u32>)> {
     // SAFETY: the upstream module is part of every http; its main configuration is live.
     let upstreams = unsafe {
-        let module = &*&raw const nginx_sys::ngx_http_upstream_module;
-        match (*cycle).http_main_conf_unchecked(module) {
+        let module = &raw const nginx_sys::ngx_http_upstream_module;
+        match (*cycle).http_main_conf_unchecked(&*module) {
             Some(main) => balanced(main.as_ptr()),
             None => return Vec::new(),
         }

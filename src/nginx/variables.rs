@@ -93,8 +93,8 @@ fn priority(value: &str) -> u8 {
     if value.eq_ignore_ascii_case("vip") || value.eq_ignore_ascii_case("true") {
         return 100;
     }
-    // A cast of a float saturates, and makes 0 of NaN.
-    value.parse::<f64>().map_or(0, |number| number.min(100.0) as u8)
+    // The cast makes 0 of what is below, and of NaN, which clamp leaves as it is.
+    value.parse::<f64>().map_or(0, |number| number.clamp(0.0, 100.0) as u8)
 }
 
 pub unsafe extern "C" fn add(cf: *mut ngx_conf_t) -> ngx_int_t {

@@ -84,7 +84,7 @@ fn set_index(args: &Args, conf: &mut LocationConf) -> Set {
     // SAFETY: the context of a directive in a location holds the core module's configuration.
     unsafe {
         let ctx = (*args.cf).ctx.cast::<ngx_http_conf_ctx_t>();
-        let slot = (*(&raw const ngx_http_core_module)).ctx_index;
+        let slot = ngx_http_core_module.ctx_index;
         let core = (*(*ctx).loc_conf.add(slot)).cast::<ngx_http_core_loc_conf_t>();
         (*core).handler = Some(index_page::handler);
     }

@@ -27,7 +27,7 @@ fn set_balance(args: &Args, conf: &mut UpstreamConf) -> Set {
     // SAFETY: the context of a directive in an upstream block holds the upstream's configuration.
     let upstream = unsafe {
         let ctx = (*args.cf).ctx.cast::<ngx_http_conf_ctx_t>();
-        let slot = (*(&raw const ngx_http_upstream_module)).ctx_index;
+        let slot = ngx_http_upstream_module.ctx_index;
         &mut *(*(*ctx).srv_conf.add(slot)).cast::<ngx_http_upstream_srv_conf_t>()
     };
     if upstream.peer.init_upstream.is_some() {
