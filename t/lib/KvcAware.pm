@@ -10,9 +10,10 @@ package KvcAware;
 #   --- engines   One a line: a name, then options of mock-engine. Each runs on free ports from
 #                 before nginx starts until after the block. For an engine `a` the block may say
 #                 $TEST_NGINX_A (host:port), $TEST_NGINX_A_EVENTS, $TEST_NGINX_A_REPLAY.
-#   --- await     `connected` (if there are engines): waits until the index page, which the default
-#                 server has at /internal/kv-index, shows a connection to every engine;
-#                 `nothing`: does not.
+#   --- await     What to wait for before the first request: `models`, each worker has loaded (or
+#                 given up) its tokenizers, as the error log tells at `notice`; `connected`, the
+#                 index page, which the default server has at /internal/kv-index, shows a connection
+#                 to every engine; `nothing`. By default `models connected` if there are engines.
 #   --- drive     Perl that runs in this package once nginx is up. Its assertions are Test::More's,
 #                 and to die is to fail. A block with it needs no `--- request`.
 #
@@ -109,10 +110,7 @@ sub drive {
     my $block = shift;
     return if defined $block->must_die;
     my $done = eval {
-        if (%ENGINES && trim($block->await // 'connected') eq 'connected') {
-            wait_until(sub { !grep { !index_server($_)->{connected} } keys %ENGINES },
-                'every engine is connected');
-        }
+        await($_) for split ' ', $block->await // (%ENGINES ? 'models connected' : 'nothing');
         my $code = $block->drive;
         if (defined $code) {
             eval "package KvcAware;\n#line 1 \"" . $block->name . " drive\"\n$code\n;1" or die $@;
@@ -120,6 +118,23 @@ sub drive {
         1;
     };
     fail($block->name . ": $@") unless $done;
+}
+
+sub await {
+    my $what = shift;
+    if ($what eq 'models') {
+        my $models = () = slurp("$ServRoot/conf/nginx.conf") =~ /^\s*kvc_aware_model\s/mg;
+        my $workers = worker_pids() || 1;
+        wait_until(sub {
+            my $lines = () = error_log() =~ /kvc_aware: model "[^"]+" (?:loaded|is not)/g;
+            return $lines >= $models * $workers;
+        }, 'the models are loaded');
+    } elsif ($what eq 'connected') {
+        wait_until(sub { !grep { !index_server($_)->{connected} } keys %ENGINES },
+            'every engine is connected');
+    } elsif ($what ne 'nothing') {
+        die "unknown \"$what\" in --- await\n";
+    }
 }
 
 sub trim { my $text = shift; $text =~ s/^\s+|\s+$//g; $text }
