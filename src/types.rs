@@ -150,3 +150,21 @@ impl fmt::Display for Skip {
         write!(f, "skip:{}", self.name())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shared::{Dropped, ServerError};
+
+    /// Users look up what they see: each word that the module says of a failure is in README.
+    #[test]
+    fn readme_explains_each_reason() {
+        let readme = include_str!("../README.md");
+        let skips = Skip::ALL.map(Skip::name).into_iter();
+        let errors = ServerError::ALL.iter().map(|error| error.name());
+        let dropped = Dropped::ALL.iter().map(|reason| reason.name());
+        for name in skips.chain(errors).chain(dropped).filter(|name| !name.is_empty()) {
+            assert!(readme.contains(&format!("`{name}`")), "README does not explain \"{name}\"");
+        }
+    }
+}
