@@ -39,8 +39,11 @@ pub enum PromptError {
 }
 
 impl PromptError {
+    /// Of a cause that goes on for lines, such as an excerpt of a template, the first is kept: an
+    /// error is one line in the log.
     pub(crate) fn file(path: &Path, cause: impl ToString) -> PromptError {
-        PromptError::File { path: path.to_owned(), cause: cause.to_string() }
+        let cause = cause.to_string().lines().next().unwrap_or_default().to_owned();
+        PromptError::File { path: path.to_owned(), cause }
     }
 }
 
