@@ -125,22 +125,27 @@ fn check_upstream(main: &MainConf, upstream: &UpstreamConf) -> Result<(), String
     }
 }
 
-/// One address in two upstreams is one server: it can publish at one place only.
+/// One address in two upstreams is one server: it publishes at one place, in one block size.
 fn check_shared(upstreams: &[&UpstreamConf]) -> Result<(), String> {
-    let mut seen = Vec::new();
+    let mut seen: Vec<(&str, &UpstreamConf)> = Vec::new();
     for upstream in upstreams {
         for peer in upstream.peers() {
-            let says = (endpoint_of(upstream, peer), upstream.block_size());
-            match seen.iter().find(|(name, _, _)| name == peer) {
-                Some((name, other, said)) if *said != says => {
-                    return Err(format!(
-                        "server \"{name}\" has other events in upstream \"{other}\" {}",
-                        at(&upstream.place)
-                    ));
-                }
-                Some(_) => {}
-                None => seen.push((peer.clone(), upstream.name.clone(), says)),
-            }
+            let Some((_, other)) = seen.iter().find(|(name, _)| name == peer) else {
+                seen.push((peer, upstream));
+                continue;
+            };
+            let differs = if endpoint_of(other, peer) != endpoint_of(upstream, peer) {
+                "other events"
+            } else if other.block_size() != upstream.block_size() {
+                "another block size"
+            } else {
+                continue;
+            };
+            return Err(format!(
+                "server \"{peer}\" has {differs} in upstream \"{}\" {}",
+                other.name,
+                at(&upstream.place)
+            ));
         }
     }
     Ok(())

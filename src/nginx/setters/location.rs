@@ -9,7 +9,7 @@ use nginx_sys::{
     ngx_parse_size, ngx_parse_time, ngx_pcalloc, ngx_str_t,
 };
 
-use super::{Args, Set, setters, split};
+use super::{Args, ConfError, Set, setters, split};
 use crate::nginx::conf::{IndexConf, LocationConf};
 use crate::nginx::index_page;
 
@@ -60,7 +60,7 @@ fn set_priority(args: &Args, conf: &mut LocationConf) -> Set {
         compile.value = words.add(1);
         compile.complex_value = value;
         if ngx_http_compile_complex_value(&mut compile) != NGX_OK as isize {
-            return Err(args.parameter(args.get(1)));
+            return Err(ConfError::Said);
         }
         conf.priority = Some(value);
     }

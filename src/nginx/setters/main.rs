@@ -5,7 +5,7 @@ use std::path::Path;
 
 use nginx_sys::{NGX_ERROR, ngx_parse_size, ngx_str_t};
 
-use super::{Args, Set, setters, split};
+use super::{Args, ConfError, Set, setters, split};
 use crate::nginx::conf::{MainConf, ZoneConf};
 use crate::nginx::log::log;
 use crate::nginx::zone;
@@ -39,8 +39,7 @@ fn set_zone(args: &Args, conf: &mut MainConf) -> Set {
         )));
     }
     // SAFETY: called while the configuration is read.
-    let shm = unsafe { zone::add(args.cf, name, bytes) }
-        .ok_or_else(|| args.text(format_args!("zone \"{name}\" is already declared otherwise")))?;
+    let shm = unsafe { zone::add(args.cf, name, bytes) }.ok_or(ConfError::Said)?;
     conf.zone = Some(ZoneConf { name: name.to_owned(), shm });
     Ok(())
 }

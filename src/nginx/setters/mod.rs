@@ -27,6 +27,9 @@ pub enum ConfError {
     Parameter { directive: String, parameter: String },
     #[error("{0}")]
     Text(String),
+    /// nginx has logged it.
+    #[error("")]
+    Said,
 }
 
 pub type Set = Result<(), ConfError>;
@@ -144,6 +147,7 @@ pub unsafe fn run<T>(
         let (args, conf) = unsafe { (Args::read(cf), &mut *conf.cast::<T>()) };
         match set(&args, conf) {
             Ok(()) => CONF_OK,
+            Err(ConfError::Said) => CONF_ERROR,
             Err(error) => {
                 log!(EMERG, conf cf, "{error}");
                 CONF_ERROR
