@@ -1,25 +1,185 @@
-//! `/v1/chat/completions`.
+//! `/v1/chat/completions`: the checks, the conversation and the template's arguments.
 
-use serde_json::{Map, Value};
-
+use super::jinja::{ContentFormat, Rendered};
+use super::messages::{conversation, has_media, without_developer};
 use super::model::Model;
-use super::models::Prompt;
+use super::python::{Dict, Json};
+use super::request::Request;
+use super::{Exact, Job, Prompt, Truncation, json, render, tools};
 use crate::types::Skip;
 
-pub(crate) fn prompt(model: &Model, request: &Map<String, Value>) -> Result<Prompt, Skip> {
-    let template = model.template.as_ref().ok_or(Skip::Refused)?;
-    let mut variables = model.special_tokens.clone();
-    variables.extend(model.template_kwargs.clone());
-    if let Some(Value::Object(kwargs)) = request.get("chat_template_kwargs") {
-        variables.extend(kwargs.clone());
+/// What the engine's template function takes for itself.
+const TAKEN: [&str; 8] = [
+    "tokenize",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "return_dict",
+    "return_assistant_tokens_mask",
+    "tokenizer_kwargs",
+];
+
+/// A request on its way to the template.
+pub(crate) struct Chat {
+    pub messages: Json,
+    /// Arguments of the template, `tools` among them.
+    pub kwargs: Dict,
+    pub add_special_tokens: bool,
+    pub truncation: Option<Truncation>,
+}
+
+pub(crate) fn prompt(model: &Model, request: &Request<'_>, job: &Job) -> Result<Prompt, Skip> {
+    check(request)?;
+    if let Some(ids) = forwarded_ids(request)? {
+        return Ok(Prompt::Ids { ids, truncation: None, exact: Exact::Yes });
     }
-    let messages = request.get("messages").ok_or(Skip::Refused)?;
-    variables.insert("messages".to_owned(), messages.clone());
-    if let Some(tools) = request.get("tools") {
-        variables.insert("tools".to_owned(), tools.clone());
+    let chat = Chat::read(request, &model.template_kwargs)?;
+    render(model, chat, job)
+}
+
+/// Renders a conversation: the text is the prompt.
+pub(crate) fn render(model: &Model, chat: Chat, job: &Job) -> Result<Prompt, Skip> {
+    let tools = chat.kwargs.given("tools").is_some();
+    let template = model.template(tools)?;
+    let mut messages = conversation(&chat.messages, template.format)?;
+    let is_developer =
+        |message: &Dict| message.get("role").and_then(Json::as_str) == Some("developer");
+    let mentions = || template.mentions("'developer'") || template.mentions("\"developer\"");
+    if messages.iter().any(is_developer) && !mentions() {
+        messages = without_developer(messages);
     }
-    let generate = request.get("add_generation_prompt").unwrap_or(&Value::Bool(true));
-    variables.insert("add_generation_prompt".to_owned(), generate.clone());
-    let text = template.render(&variables).map_err(|_| Skip::Refused)?;
-    Ok(Prompt::Text { text, add_special_tokens: false })
+    let rendered = render::render(template, &model.special_tokens, messages, chat.kwargs, job)?;
+    let Rendered { text, cut, dated } = rendered;
+    let exact = match (cut, dated) {
+        (true, _) => Exact::No("max_text"),
+        (_, true) => Exact::No("date"),
+        _ => Exact::Yes,
+    };
+    Ok(Prompt::Text {
+        text,
+        add_special_tokens: chat.add_special_tokens,
+        truncation: chat.truncation,
+        exact,
+    })
+}
+
+impl Chat {
+    pub fn read(request: &Request<'_>, defaults: &Dict) -> Result<Chat, Skip> {
+        let messages = request.value("messages")?.ok_or(Skip::Refused)?;
+        let tools = request.value("tools")?.map(|list| tools::tools(&list)).transpose()?;
+        Ok(Chat {
+            messages,
+            kwargs: merge(defaults, tools, own_kwargs(request)?),
+            add_special_tokens: request.flag("add_special_tokens", false)?,
+            truncation: Truncation::read(request)?,
+        })
+    }
+}
+
+/// The request's own arguments of the template: fields of the request beat `chat_template_kwargs`.
+fn own_kwargs(request: &Request<'_>) -> Result<Dict, Skip> {
+    let given = match request.value("chat_template_kwargs")? {
+        Some(Json::Dict(given)) => given,
+        Some(_) => return Err(Skip::Refused),
+        None => Default::default(),
+    };
+    if given.given("chat_template").is_some() || given.get("messages").is_some() {
+        return Err(Skip::Refused);
+    }
+    if TAKEN.iter().any(|name| given.given(name).is_some()) {
+        return Err(Skip::Unsupported);
+    }
+    let mut kwargs = Dict::default();
+    given.iter().for_each(|(key, value)| kwargs.insert(key.clone(), value.clone()));
+    let effort = request.str("reasoning_effort")?;
+    if let Some(effort) = effort {
+        if !["none", "minimal", "low", "medium", "high", "xhigh", "max"].contains(&effort.as_str())
+        {
+            return Err(Skip::Refused);
+        }
+        if given.get("enable_thinking").is_none() {
+            kwargs.set("enable_thinking", Json::Bool(effort != "none"));
+        }
+        kwargs.set("reasoning_effort", Json::str(&effort));
+    }
+    if let Some(documents) = request.value("documents")? {
+        check_documents(&documents)?;
+        kwargs.set("documents", documents);
+    }
+    for (name, default) in [("add_generation_prompt", true), ("continue_final_message", false)] {
+        kwargs.set(name, Json::Bool(request.flag(name, default)?));
+    }
+    Ok(kwargs)
+}
+
+fn check_documents(documents: &Json) -> Result<(), Skip> {
+    let fits = |document: &Json| {
+        document.as_dict().is_some_and(|dict| dict.iter().all(|(_, text)| text.as_str().is_some()))
+    };
+    let list = documents.as_list().ok_or(Skip::Refused)?;
+    if list.iter().all(fits) { Ok(()) } else { Err(Skip::Refused) }
+}
+
+/// The server's defaults, the tools, and what the request says unless that is null or `auto`.
+fn merge(defaults: &Dict, tools: Option<Json>, own: Dict) -> Dict {
+    let mut kwargs = Dict::default();
+    defaults.iter().for_each(|(key, value)| kwargs.insert(key.clone(), value.clone()));
+    if let Some(tools) = tools {
+        kwargs.set("tools", tools);
+    }
+    for (key, value) in own.iter() {
+        if !value.is_null() && value.as_str() != Some("auto") {
+            kwargs.insert(key.clone(), value.clone());
+        }
+    }
+    kwargs
+}
+
+/// Refuses what the engine refuses before it looks at the messages.
+pub(crate) fn check(request: &Request<'_>) -> Result<(), Skip> {
+    request.check_types()?;
+    let is_true = |name: &str| -> Result<bool, Skip> {
+        Ok(request.value(name)?.is_some_and(|value| value.is_true()))
+    };
+    let contradicts = is_true("continue_final_message")? && is_true("add_generation_prompt")?;
+    let untrusted = request.is_given("chat_template")
+        || is_true("mm_processor_kwargs")?
+        || is_true("media_io_kwargs")?;
+    if contradicts || untrusted || (is_true("stream_options")? && !is_true("stream")?) {
+        return Err(Skip::Refused);
+    }
+    let tools = request.value("tools")?;
+    if let Some(choice) = request.value("tool_choice")? {
+        tools::check_choice(&choice, tools.as_ref())?;
+    }
+    if let Some(Json::Dict(format)) = request.value("response_format")? {
+        let is_schema = format.get("type").and_then(Json::as_str) == Some("json_schema");
+        if is_schema && format.given("json_schema").is_none() {
+            return Err(Skip::Refused);
+        }
+    }
+    check_logprobs(request)
+}
+
+fn check_logprobs(request: &Request<'_>) -> Result<(), Skip> {
+    let logprobs = request.value("logprobs")?.is_some_and(|value| value.is_true());
+    match request.int("top_logprobs")? {
+        Some(top) if top < -1 || (top != 0 && !logprobs) => Err(Skip::Refused),
+        _ => Ok(()),
+    }
+}
+
+/// Token ids that an earlier stage of the engine hands on: the engine takes them for the prompt.
+fn forwarded_ids(request: &Request<'_>) -> Result<Option<Vec<u32>>, Skip> {
+    let Some(params) = request.text("kv_transfer_params") else { return Ok(None) };
+    let [ids] = json::fields(params, &["prompt_token_ids"]).map_err(super::request::skip)?;
+    let Some(ids) = ids.filter(|ids| *ids != "null") else { return Ok(None) };
+    let messages = request.value("messages")?.ok_or(Skip::Refused)?;
+    if request.flag("echo", false)? || has_media(&messages) {
+        return Ok(None);
+    }
+    // The messages are checked all the same.
+    conversation(&messages, ContentFormat::String)?;
+    json::parse_ids(ids).filter(|ids| !ids.is_empty()).map(Some).ok_or(Skip::Refused)
 }

@@ -15,10 +15,19 @@
 
 mod chat;
 mod completions;
+mod inspect;
+mod jinja;
+mod json;
+mod messages;
 pub mod model;
 mod models;
-mod template;
+mod python;
+mod render;
+mod repr;
+mod request;
 mod tokenizer;
+mod tools;
+mod truncation;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -26,8 +35,11 @@ use std::time::Instant;
 
 use crate::types::{Skip, TokenId};
 
+pub use inspect::prepare_chat;
 pub use model::ModelSpec;
 pub use models::{Info, Models};
+
+use truncation::Truncation;
 
 /// Why a model cannot be served. The text names the file and the cause.
 #[derive(Debug, thiserror::Error)]
@@ -130,4 +142,17 @@ pub struct Outcome {
     /// The model that the body names, if it is in the map.
     pub model: Option<usize>,
     pub result: Result<Tokens, Skip>,
+}
+
+/// What one request's rendering is given beside the request.
+pub(crate) struct Job {
+    pub limits: Limits,
+    /// Instead of the clock's time.
+    pub now: Option<jinja::Moment>,
+}
+
+/// What a request comes down to.
+pub(crate) enum Prompt {
+    Ids { ids: Vec<TokenId>, truncation: Option<Truncation>, exact: Exact },
+    Text { text: String, add_special_tokens: bool, truncation: Option<Truncation>, exact: Exact },
 }

@@ -1,4 +1,4 @@
-//! One served model: its folder, template and tokenizer.
+//! One served model: its folder, templates and tokenizer.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,8 +6,22 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::PromptError;
-use super::template::Template;
+use super::jinja::Template;
+use super::json;
+use super::python::{Dict, Json};
 use super::tokenizer::Tokenizer;
+use crate::types::Skip;
+
+/// The special tokens that a template sees.
+const SPECIAL_TOKENS: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// Models of these types are rendered by the engine's own code, without a template.
+const RENDERED_BY_CODE: [&str; 6] =
+    ["gpt_oss", "deepseek_v32", "deepseek_v4", "deepseek_v41", "kimi_k3", "inkling"];
+
+/// Tokens that only a vocabulary for harmony, the format of gpt-oss, has.
+const HARMONY: [&str; 3] = ["<|channel|>", "<|call|>", "<|return|>"];
 
 /// One `kvc_aware_model` line.
 #[derive(Clone, Debug, Default)]
@@ -27,70 +41,173 @@ pub struct ModelSpec {
     pub optional: bool,
 }
 
+/// What a worker holds of a model.
+pub(crate) struct Model {
+    pub tokenizer: Tokenizer,
+    templates: Templates,
+    pub special_tokens: Dict,
+    pub template_kwargs: Dict,
+}
+
+/// The chat templates of a folder.
+enum Templates {
+    None,
+    /// The engine does not use a template for this model.
+    Unused,
+    Some {
+        default: Box<Template>,
+        with_tools: Option<Box<Template>>,
+    },
+}
+
+impl Model {
+    /// The template for a request with or without tools.
+    pub fn template(&self, tools: bool) -> Result<&Template, Skip> {
+        match &self.templates {
+            Templates::None => Err(Skip::Refused),
+            Templates::Unused => Err(Skip::Unsupported),
+            Templates::Some { default, with_tools } => {
+                Ok(with_tools.as_ref().filter(|_| tools).unwrap_or(default))
+            }
+        }
+    }
+}
+
 impl ModelSpec {
     /// Reads and checks every file without encoding anything and keeps nothing: cheap enough for
     /// `nginx -t`.
     pub fn check(&self) -> Result<(), PromptError> {
-        self.read_tokenizer()?;
-        self.read_template().map(|_| ())
+        let folder = Folder::open(self)?;
+        folder.templates().map(|_| ())
     }
 
     pub(crate) fn load(&self) -> Result<Model, PromptError> {
-        let (path, json) = self.read_tokenizer()?;
-        let tokenizer = Tokenizer::load(json).map_err(|cause| PromptError::file(&path, cause))?;
-        let (template, special_tokens) = self.read_template()?;
+        let folder = Folder::open(self)?;
+        let templates = folder.templates()?;
+        let special_tokens = folder.special_tokens();
+        let path = folder.path("tokenizer.json");
+        let tokenizer = Tokenizer::load(folder.tokenizer, &folder.config);
         Ok(Model {
-            tokenizer,
-            template,
+            tokenizer: tokenizer.map_err(|cause| PromptError::file(&path, cause))?,
+            templates,
             special_tokens,
-            template_kwargs: self.template_kwargs.clone().unwrap_or_default(),
+            template_kwargs: self.template_kwargs()?,
         })
     }
 
-    fn read_tokenizer(&self) -> Result<(PathBuf, Value), PromptError> {
-        let path = self.dir.join("tokenizer.json");
-        let other = ["tokenizer.model", "spiece.model", "tekken.json"];
-        if !path.exists()
-            && let Some(other) = other.into_iter().find(|name| self.dir.join(name).exists())
-        {
-            let cause = format!("no such file; \"{other}\" alone is not supported");
-            return Err(PromptError::file(&path, cause));
+    fn template_kwargs(&self) -> Result<Dict, PromptError> {
+        let Some(kwargs) = &self.template_kwargs else { return Ok(Dict::default()) };
+        let text = Value::Object(kwargs.clone()).to_string();
+        match json::parse(&text) {
+            Ok(Json::Dict(kwargs)) => Ok(std::sync::Arc::unwrap_or_clone(kwargs)),
+            _ => Err(PromptError::Model {
+                name: self.name.clone(),
+                cause: "\"template_kwargs\" cannot be read".to_owned(),
+            }),
         }
-        read_json(&path).map(|json| (path, json))
-    }
-
-    fn read_template(&self) -> Result<(Option<Template>, Map<String, Value>), PromptError> {
-        let path = self.dir.join("tokenizer_config.json");
-        let config = if path.exists() { read_json(&path)? } else { Value::Null };
-        let mut special_tokens = Map::new();
-        for name in ["bos_token", "eos_token", "unk_token", "pad_token"] {
-            let token = &config[name];
-            let token = token.as_str().or_else(|| token["content"].as_str());
-            if let Some(token) = token {
-                special_tokens.insert(name.to_owned(), token.into());
-            }
-        }
-        let file = self.template.clone().unwrap_or_else(|| self.dir.join("chat_template.jinja"));
-        let (file, source) = if self.template.is_some() || file.exists() {
-            let source = read(&file)?;
-            (file, Some(source))
-        } else {
-            (path, config["chat_template"].as_str().map(str::to_owned))
-        };
-        let template = source
-            .map(|source| Template::compile(&source))
-            .transpose()
-            .map_err(|cause| PromptError::file(&file, cause))?;
-        Ok((template, special_tokens))
     }
 }
 
-/// What a worker holds of a model.
-pub(crate) struct Model {
-    pub tokenizer: Tokenizer,
-    pub template: Option<Template>,
-    pub special_tokens: Map<String, Value>,
-    pub template_kwargs: Map<String, Value>,
+/// The files of a model's folder.
+struct Folder<'a> {
+    spec: &'a ModelSpec,
+    tokenizer: Value,
+    /// tokenizer_config.json; null where there is none.
+    config: Value,
+}
+
+impl<'a> Folder<'a> {
+    fn open(spec: &'a ModelSpec) -> Result<Folder<'a>, PromptError> {
+        let path = spec.dir.join("tokenizer.json");
+        let other = ["tekken.json", "tokenizer.model", "spiece.model"];
+        let other = other.into_iter().find(|name| spec.dir.join(name).exists());
+        if let Some(other) = other.filter(|_| !path.exists()) {
+            let cause = format!("no such file; \"{other}\" alone is not supported");
+            return Err(PromptError::file(&path, cause));
+        }
+        let tokenizer = read_json(&path)?;
+        if tokenizer["model"].is_null() {
+            return Err(PromptError::file(&path, "no \"model\" in it"));
+        }
+        let path = spec.dir.join("tokenizer_config.json");
+        let config = if path.exists() { read_json(&path)? } else { Value::Null };
+        Ok(Folder { spec, tokenizer, config })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.spec.dir.join(name)
+    }
+
+    fn special_tokens(&self) -> Dict {
+        let mut tokens = Dict::default();
+        for name in SPECIAL_TOKENS {
+            let token = &self.config[name];
+            if let Some(token) = token.as_str().or_else(|| token["content"].as_str()) {
+                tokens.set(name, Json::str(token));
+            }
+        }
+        tokens
+    }
+
+    fn templates(&self) -> Result<Templates, PromptError> {
+        if self.is_rendered_by_code()? {
+            return Ok(Templates::Unused);
+        }
+        if let Some(path) = &self.spec.template {
+            let default = compile(path, &read(path)?)?;
+            return Ok(Templates::Some { default, with_tools: None });
+        }
+        let path = self.path("chat_template.jinja");
+        if path.exists() {
+            let default = compile(&path, &read(&path)?)?;
+            let path = self.path("additional_chat_templates/tool_use.jinja");
+            let with_tools =
+                if path.exists() { Some(compile(&path, &read(&path)?)?) } else { None };
+            return Ok(Templates::Some { default, with_tools });
+        }
+        let path = self.path("chat_template.json");
+        if path.exists()
+            && let Some(source) = read_json(&path)?["chat_template"].as_str()
+        {
+            return Ok(Templates::Some { default: compile(&path, source)?, with_tools: None });
+        }
+        self.templates_of_config()
+    }
+
+    /// One template in tokenizer_config.json, or a list of named ones.
+    fn templates_of_config(&self) -> Result<Templates, PromptError> {
+        let path = self.path("tokenizer_config.json");
+        let templates = &self.config["chat_template"];
+        let named = |name: &str| {
+            let list = templates.as_array()?;
+            list.iter().find(|item| item["name"] == name)?["template"].as_str()
+        };
+        let default = templates.as_str().or_else(|| named("default"));
+        let Some(default) = default else { return Ok(Templates::None) };
+        let with_tools = named("tool_use").map(|source| compile(&path, source)).transpose()?;
+        Ok(Templates::Some { default: compile(&path, default)?, with_tools })
+    }
+
+    /// By config.json where there is one, else by the vocabulary.
+    fn is_rendered_by_code(&self) -> Result<bool, PromptError> {
+        if self.path("tekken.json").exists() {
+            return Ok(true);
+        }
+        let path = self.path("config.json");
+        if path.exists() {
+            let config = read_json(&path)?;
+            return Ok(RENDERED_BY_CODE.iter().any(|name| config["model_type"] == *name));
+        }
+        let added = self.tokenizer["added_tokens"].as_array();
+        let has = |token: &&str| {
+            added.is_some_and(|added| added.iter().any(|known| known["content"] == **token))
+        };
+        Ok(HARMONY.iter().all(|token| has(&token)))
+    }
+}
+
+fn compile(path: &Path, source: &str) -> Result<Box<Template>, PromptError> {
+    Template::compile(source).map(Box::new).map_err(|cause| PromptError::file(path, cause))
 }
 
 fn read(path: &Path) -> Result<String, PromptError> {

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use serde_json::{Map, Value};
-
+use super::jinja::Moment;
 use super::model::{Model, ModelSpec};
-use super::{Endpoint, Exact, Limits, Outcome, PromptError, Tokens, chat, completions};
-use crate::types::{Skip, TokenId};
+use super::request::Request;
+use super::{Endpoint, Job, Limits, Outcome, Prompt, PromptError, Tokens, chat, completions, json};
+use crate::types::Skip;
 
 /// All models of one configuration, shared by the threads of one worker.
 ///
@@ -17,6 +17,8 @@ pub struct Models {
     entries: Vec<Entry>,
     /// Names, aliases and adapters to entries.
     names: HashMap<String, Named>,
+    /// Instead of the clock's time.
+    now: Option<Moment>,
 }
 
 struct Entry {
@@ -49,7 +51,13 @@ impl Models {
         }
         let entries =
             specs.into_iter().map(|spec| Entry { spec, state: OnceLock::new() }).collect();
-        Models { entries, names }
+        Models { entries, names, now: None }
+    }
+
+    /// Gives templates that ask for the time this one, in Unix seconds, instead of the clock's.
+    #[must_use]
+    pub fn at_time(self, seconds: i64) -> Models {
+        Models { now: Some(Moment::from_unix(seconds)), ..self }
     }
 
     /// Loads each model in turn and reports it; those already loaded are left alone.
@@ -86,14 +94,12 @@ impl Models {
         self.entries.iter().map(|entry| entry.spec.name.as_str())
     }
 
-    /// The model that a body names, whatever else is in the body.
+    /// The model that a body names.
     pub fn named_by(&self, body: &[u8]) -> Option<usize> {
-        #[derive(serde::Deserialize)]
-        struct Body {
-            model: String,
-        }
-        let body = serde_json::from_slice::<Body>(body).ok()?;
-        self.names.get(&body.model).map(|named| named.model)
+        let text = std::str::from_utf8(body).ok()?;
+        let [name] = json::fields(text, &["model"]).ok()?;
+        let name = json::parse(name?).ok()?;
+        self.names.get(name.as_str()?).map(|named| named.model)
     }
 
     /// The prompt tokens of a request body, or why there are none. `known` is called with the model
@@ -106,64 +112,79 @@ impl Models {
         want_text: bool,
         known: impl FnOnce(usize),
     ) -> Outcome {
-        let request: Map<String, Value> = match serde_json::from_slice(body) {
+        let none = |skip| Outcome { model: None, result: Err(skip) };
+        let request = match Request::read(body) {
             Ok(request) => request,
-            Err(_) => return Outcome { model: None, result: Err(Skip::BadJson) },
+            Err(skip) => return none(skip),
         };
-        let Some(name) = request.get("model").and_then(Value::as_str) else {
-            return Outcome { model: None, result: Err(Skip::NoModel) };
+        let name = match request.str("model") {
+            Ok(Some(name)) => name,
+            _ => return none(Skip::NoModel),
         };
-        let Some(&named) = self.names.get(name) else {
-            return Outcome { model: None, result: Err(Skip::UnknownModel) };
+        let Some((name, &named)) = self.names.get_key_value(&name) else {
+            return none(Skip::UnknownModel);
         };
         known(named.model);
-        let result = self.prompt(named, endpoint, &request, limits, want_text);
+        let lora = named.is_adapter.then(|| name.clone());
+        let result = self.prompt(named.model, lora, endpoint, &request, limits, want_text);
         Outcome { model: Some(named.model), result }
     }
 
     fn prompt(
         &self,
-        named: Named,
+        index: usize,
+        lora: Option<String>,
         endpoint: Endpoint,
-        request: &Map<String, Value>,
+        request: &Request<'_>,
         limits: &Limits,
         want_text: bool,
     ) -> Result<Tokens, Skip> {
-        if named.is_adapter {
-            return Err(Skip::Lora);
-        }
-        let entry = self.entries.get(named.model).ok_or(Skip::UnknownModel)?;
-        let model = match entry.state.get() {
-            None => return Err(Skip::Starting),
-            Some(Err(_)) => return Err(Skip::ModelUnavailable),
-            Some(Ok(model)) => model,
-        };
+        let model = self.loaded(index)?;
+        let salt = request.cache_salt()?;
         let prompt = match endpoint {
-            Endpoint::Chat => chat::prompt(model, request)?,
-            Endpoint::Completions => completions::prompt(request)?,
+            Endpoint::Chat => {
+                let job = Job { limits: *limits, now: self.now };
+                chat::prompt(model, request, &job)?
+            }
+            Endpoint::Completions => completions::prompt(request, limits)?,
         };
         if limits.over() {
             return Err(Skip::Deadline);
         }
-        let salt = request.get("cache_salt").and_then(Value::as_str).map(str::to_owned);
-        let stream = request.get("stream").and_then(Value::as_bool).unwrap_or(false);
-        let (ids, text_len, text) = match prompt {
-            Prompt::Ids(ids) => (ids, 0, None),
-            Prompt::Text { text, add_special_tokens } => {
-                let ids =
-                    model.tokenizer.encode(&text, add_special_tokens).map_err(|_| Skip::Failed)?;
-                (ids, text.len(), want_text.then_some(text))
+        let stream = request.flag("stream", false)?;
+        let (ids, exact, text) = match prompt {
+            Prompt::Ids { ids, truncation, exact } => {
+                let ids = match truncation {
+                    None => ids,
+                    Some(cut) => cut.cut(ids),
+                };
+                (ids, exact, None)
+            }
+            Prompt::Text { text, add_special_tokens, truncation, exact } => {
+                let ids = match truncation {
+                    None => model.tokenizer.encode(&text, add_special_tokens),
+                    Some(cut) => cut.encode(&model.tokenizer, &text, add_special_tokens),
+                };
+                (ids.map_err(|_| Skip::Failed)?, exact, Some(text))
             }
         };
-        let (model, exact, lora) = (named.model, Exact::Yes, None);
-        Ok(Tokens { model, ids, exact, salt, lora, text_len, text, stream })
+        let text_len = text.as_ref().map_or(0, String::len);
+        let text = text.filter(|_| want_text);
+        Ok(Tokens { model: index, ids, exact, salt, lora, text_len, text, stream })
     }
-}
 
-/// What a request comes down to.
-pub(crate) enum Prompt {
-    Ids(Vec<TokenId>),
-    Text { text: String, add_special_tokens: bool },
+    pub(super) fn now(&self) -> Option<Moment> {
+        self.now
+    }
+
+    pub(super) fn loaded(&self, model: usize) -> Result<&Model, Skip> {
+        let entry = self.entries.get(model).ok_or(Skip::UnknownModel)?;
+        match entry.state.get() {
+            None => Err(Skip::Starting),
+            Some(Err(_)) => Err(Skip::ModelUnavailable),
+            Some(Ok(model)) => Ok(model),
+        }
+    }
 }
 
 impl ModelSpec {
@@ -186,6 +207,7 @@ fn resident() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::prompt::Exact;
 
     fn spec() -> ModelSpec {
         ModelSpec {
@@ -244,7 +266,7 @@ mod tests {
         assert_eq!(run(Endpoint::Completions, body).result, Err(Skip::UnknownModel));
         let body = r#"{"model":"support","prompt":"Hi"}"#;
         let outcome = run(Endpoint::Completions, body);
-        assert_eq!((outcome.model, outcome.result), (Some(0), Err(Skip::Lora)));
+        assert_eq!(outcome.result.unwrap().lora.as_deref(), Some("support"));
         assert_eq!(run(Endpoint::Completions, "{}").result, Err(Skip::NoModel));
         assert_eq!(run(Endpoint::Completions, "{").result, Err(Skip::BadJson));
     }

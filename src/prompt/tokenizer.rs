@@ -13,7 +13,9 @@ pub(crate) enum Tokenizer {
 
 impl Tokenizer {
     /// Truncation and padding that the file asks for are off: the engine passes its own.
-    pub fn load(json: Value) -> Result<Tokenizer, String> {
+    /// `config` is the tokenizer_config.json beside the file.
+    pub fn load(mut json: Value, config: &Value) -> Result<Tokenizer, String> {
+        rebuild(&mut json, config);
         match fastokens::Tokenizer::from_json(json.clone()) {
             Ok(mut fast) => {
                 fast.set_truncation(None);
@@ -45,6 +47,29 @@ impl Tokenizer {
     }
 }
 
+/// The engine's transformers builds a tokenizer of the class LlamaTokenizer anew from its vocabulary:
+/// with a Metaspace pre-tokenizer in place of the normalizer that SentencePiece files come with.
+fn rebuild(json: &mut Value, config: &Value) {
+    let class = config["tokenizer_class"].as_str().unwrap_or_default();
+    let normalizers = json["normalizer"]["normalizers"].as_array();
+    let is_prepend = |normalizer: &Value| normalizer["type"] == "Prepend";
+    let from_sentencepiece = normalizers.is_some_and(|all| all.iter().any(is_prepend));
+    if !matches!(class, "LlamaTokenizer" | "LlamaTokenizerFast") || !from_sentencepiece {
+        return;
+    }
+    let prefix = config["add_prefix_space"].as_bool().unwrap_or(true);
+    let legacy = config["legacy"].as_bool().unwrap_or(false);
+    let scheme = match (prefix, legacy) {
+        (false, _) => "never",
+        (true, true) => "always",
+        (true, false) => "first",
+    };
+    json["normalizer"] = Value::Null;
+    json["pre_tokenizer"] = serde_json::json!({
+        "type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": scheme, "split": false
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,7 +81,7 @@ mod tests {
 
     #[test]
     fn both_crates_give_the_same_ids() {
-        let fast = Tokenizer::load(tiny()).unwrap();
+        let fast = Tokenizer::load(tiny(), &Value::Null).unwrap();
         assert!(matches!(fast, Tokenizer::Fast(_)));
         let reference = Tokenizer::load_reference(tiny()).unwrap();
         for text in

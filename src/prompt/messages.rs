@@ -1,0 +1,348 @@
+//! Chat messages as the engine hands them to a template.
+//!
+//! The engine checks each message against the shapes of the OpenAI client and takes from it what it
+//! knows. A role that it does not know is checked less.
+
+use super::jinja::ContentFormat;
+use super::json;
+use super::python::{Dict, Json};
+use crate::types::Skip;
+
+/// What the engine reads of a content part: these fields are not handed on with its text.
+const PART_FIELDS: [&str; 18] = [
+    "audio_embeds",
+    "audio_url",
+    "closed",
+    "data",
+    "file",
+    "image_embeds",
+    "image_pil",
+    "image_url",
+    "input_audio",
+    "name",
+    "prompt_cache_breakpoint",
+    "refusal",
+    "text",
+    "thinking",
+    "type",
+    "uuid",
+    "video_embeds",
+    "video_url",
+];
+
+/// Fields and types of parts that are no text.
+const MEDIA: [&str; 12] = [
+    "audio_embeds",
+    "audio_url",
+    "file",
+    "image_embeds",
+    "image_pil",
+    "image_url",
+    "input_audio",
+    "input_image",
+    "prompt_embeds",
+    "video_embeds",
+    "video_url",
+    "input_file",
+];
+
+const CHECKED_ROLES: [&str; 5] = ["assistant", "developer", "system", "tool", "user"];
+
+/// A system text that starts with this loses its first line, which differs from request to request.
+const BILLING_HEADER: &str = "x-anthropic-billing-header";
+
+/// The conversation of a request's `messages`.
+pub(crate) fn conversation(messages: &Json, format: ContentFormat) -> Result<Vec<Dict>, Skip> {
+    let messages = messages.as_list().ok_or(Skip::Refused)?;
+    messages
+        .iter()
+        .map(|message| convert(message.as_dict().ok_or(Skip::Refused)?, format))
+        .collect()
+}
+
+/// Whether a message has a part that is no text.
+pub(crate) fn has_media(messages: &Json) -> bool {
+    let content = |message: &Json| message.as_dict().and_then(|dict| dict.get("content")).cloned();
+    let is_media = |part: &Json| part.as_dict().is_some_and(is_media);
+    messages
+        .as_list()
+        .into_iter()
+        .flatten()
+        .filter_map(content)
+        .any(|content| content.as_list().is_some_and(|parts| parts.iter().any(is_media)))
+}
+
+fn is_media(part: &Dict) -> bool {
+    let kind = part.get("type").and_then(Json::as_str);
+    MEDIA.iter().any(|field| part.get(field).is_some() || kind == Some(field))
+}
+
+fn convert(message: &Dict, format: ContentFormat) -> Result<Dict, Skip> {
+    let role = message.get("role").and_then(Json::as_str).ok_or(Skip::Refused)?;
+    check_fields(message, role)?;
+    let mut out = Dict::default();
+    out.set("role", Json::str(role));
+    out.set("content", content(message, role, format)?);
+    match role {
+        "assistant" => {
+            if let Some(calls) = message.given("tool_calls") {
+                let calls = tool_calls(calls)?;
+                if calls.as_list().is_some_and(|calls| !calls.is_empty()) {
+                    out.set("tool_calls", calls);
+                }
+            }
+            let reasoning = message.given("reasoning").or(message.given("reasoning_content"));
+            if let Some(reasoning) = reasoning {
+                out.set("reasoning", reasoning.clone());
+                out.set("reasoning_content", reasoning.clone());
+            }
+        }
+        "tool" => {
+            if let Some(id) = message.get("tool_call_id") {
+                out.set("tool_call_id", id.clone());
+            }
+        }
+        _ => {}
+    }
+    for name in ["name", "task"] {
+        if let Some(value @ Json::Str(_)) = message.get(name) {
+            out.set(name, value.clone());
+        }
+    }
+    if role == "developer" {
+        out.set("tools", message.get("tools").cloned().unwrap_or(Json::Null));
+    }
+    Ok(out)
+}
+
+fn check_fields(message: &Dict, role: &str) -> Result<(), Skip> {
+    let is_str = |name: &str, null: bool| match message.get(name) {
+        None | Some(Json::Str(_)) => true,
+        Some(Json::Null) => null,
+        Some(_) => false,
+    };
+    let calls = message.given("tool_calls");
+    let countable =
+        calls.is_none_or(|calls| matches!(calls, Json::List(_) | Json::Dict(_) | Json::Str(_)));
+    let plain = CHECKED_ROLES.contains(&role) || role == "function";
+    let fits = match role {
+        "tool" => is_str("tool_call_id", true),
+        _ => is_str("name", false),
+    };
+    let custom_fits = plain
+        || (is_str("task", true)
+            && is_str("reasoning", true)
+            && message.given("tools").is_none_or(|tools| tools.as_list().is_some()));
+    if countable && fits && custom_fits { Ok(()) } else { Err(Skip::Refused) }
+}
+
+fn content(message: &Dict, role: &str, format: ContentFormat) -> Result<Json, Skip> {
+    let texts = match message.get("content") {
+        None if matches!(role, "developer" | "function") => return Err(Skip::Refused),
+        None => Vec::new(),
+        Some(Json::Null) => {
+            let calls_are_null = message.get("tool_calls").is_some_and(Json::is_null);
+            if !matches!(role, "assistant" | "function") || calls_are_null {
+                return Err(Skip::Refused);
+            }
+            Vec::new()
+        }
+        Some(text @ Json::Str(_)) => {
+            vec![Part { text: text.clone(), extra: Vec::new(), tool: None }]
+        }
+        Some(Json::List(parts)) => parts
+            .0
+            .iter()
+            .filter_map(|item| part(item, role).transpose())
+            .collect::<Result<_, _>>()?,
+        Some(_) => return Err(Skip::Refused),
+    };
+    let texts = if role == "system" { without_billing(texts) } else { texts };
+    let has_tools = texts.iter().any(|part| part.tool.is_some());
+    // Parts of tool messages become one string, unless one of them is a reference.
+    match format {
+        ContentFormat::Parts if role != "tool" || has_tools => {
+            Ok(Json::list(texts.into_iter().map(Part::into_json).collect()))
+        }
+        ContentFormat::Parts => Ok(join(&texts, false)),
+        ContentFormat::String => Ok(join(&texts, true)),
+    }
+}
+
+fn join(parts: &[Part], skip_empty: bool) -> Json {
+    if let [Part { text, .. }] = parts {
+        return text.clone();
+    }
+    let texts = parts.iter().filter_map(|part| part.text.as_str());
+    let texts: Vec<&str> = texts.filter(|text| !(skip_empty && text.is_empty())).collect();
+    Json::str(&texts.join("\n"))
+}
+
+/// A part of a content that is text, or a reference to a tool.
+struct Part {
+    text: Json,
+    /// Fields that the engine does not know.
+    extra: Vec<(std::sync::Arc<str>, Json)>,
+    /// The name of the tool that is referred to.
+    tool: Option<Json>,
+}
+
+impl Part {
+    fn into_json(self) -> Json {
+        let mut dict = Dict::default();
+        if let Some(name) = self.tool {
+            dict.set("type", Json::str("tool_reference"));
+            dict.set("name", name);
+        } else {
+            dict.set("type", Json::str("text"));
+            dict.set("text", self.text);
+            self.extra.into_iter().for_each(|(key, value)| dict.insert(key, value));
+        }
+        Json::dict(dict)
+    }
+}
+
+/// One content part; none where it is without text and its role is checked less.
+fn part(part: &Json, role: &str) -> Result<Option<Part>, Skip> {
+    let checked = CHECKED_ROLES.contains(&role);
+    let dict = match part {
+        Json::Str(_) if !checked => {
+            return Ok(Some(Part { text: part.clone(), extra: Vec::new(), tool: None }));
+        }
+        Json::Dict(dict) => dict,
+        _ => return Err(Skip::Refused),
+    };
+    if is_media(dict) {
+        return Err(Skip::Multimodal);
+    }
+    let kind = dict.get("type").and_then(Json::as_str).ok_or(Skip::Refused)?;
+    let field = match kind {
+        "text" => "text",
+        "refusal" => "refusal",
+        "thinking" => "thinking",
+        "input_text" | "output_text" if !checked => "text",
+        "tool_reference" => {
+            let name = dict.get("name").cloned().unwrap_or(Json::Null);
+            return Ok(Some(Part { text: name.clone(), extra: Vec::new(), tool: Some(name) }));
+        }
+        _ => return Err(Skip::Refused),
+    };
+    if dict.given("uuid").is_some() {
+        return Err(Skip::Refused);
+    }
+    match dict.get(field) {
+        Some(text @ Json::Str(_)) => {
+            let unknown =
+                |(key, _): &(&std::sync::Arc<str>, &Json)| !PART_FIELDS.contains(&&***key);
+            let extra =
+                dict.iter().filter(unknown).map(|(key, value)| (key.clone(), value.clone()));
+            Ok(Some(Part { text: text.clone(), extra: extra.collect(), tool: None }))
+        }
+        None | Some(Json::Null) if !checked && kind != "thinking" => Ok(None),
+        _ => Err(Skip::Refused),
+    }
+}
+
+fn without_billing(parts: Vec<Part>) -> Vec<Part> {
+    let strip = |mut part: Part| {
+        if let Some(text) = part.text.as_str().filter(|text| text.starts_with(BILLING_HEADER)) {
+            let (_, rest) = text.split_once('\n').filter(|(_, rest)| !rest.is_empty())?;
+            part.text = Json::str(rest);
+        }
+        Some(part)
+    };
+    parts.into_iter().filter_map(strip).collect()
+}
+
+/// Tool calls in the order of the engine's fields, with their arguments read.
+fn tool_calls(calls: &Json) -> Result<Json, Skip> {
+    let empty = matches!(calls, Json::Dict(_) | Json::Str(_)) && !calls.is_true();
+    if empty {
+        return Ok(Json::list(Vec::new()));
+    }
+    let calls = calls.as_list().ok_or(Skip::Refused)?;
+    calls.iter().map(tool_call).collect::<Result<_, _>>().map(Json::list)
+}
+
+fn tool_call(call: &Json) -> Result<Json, Skip> {
+    let call = call.as_dict().ok_or(Skip::Refused)?;
+    let function = call.get("function").and_then(Json::as_dict).ok_or(Skip::Refused)?;
+    let (id, name) = (call.get("id"), function.get("name"));
+    let (Some(id @ Json::Str(_)), Some(name @ Json::Str(_))) = (id, name) else {
+        return Err(Skip::Refused);
+    };
+    let text = function.get("arguments").and_then(Json::as_str).ok_or(Skip::Refused)?;
+    if call.get("type").and_then(Json::as_str) != Some("function") {
+        return Err(Skip::Refused);
+    }
+    let mut own = Dict::default();
+    own.set("arguments", arguments(text)?);
+    own.set("name", name.clone());
+    copy_rest(function, &mut own);
+    let mut out = Dict::default();
+    out.set("id", id.clone());
+    out.set("function", Json::dict(own));
+    out.set("type", Json::str("function"));
+    copy_rest(call, &mut out);
+    Ok(Json::dict(out))
+}
+
+fn copy_rest(from: &Dict, to: &mut Dict) {
+    for (key, value) in from.iter() {
+        if to.get(key).is_none() {
+            to.insert(key.clone(), value.clone());
+        }
+    }
+}
+
+/// What is no JSON object becomes an empty one.
+fn arguments(text: &str) -> Result<Json, Skip> {
+    match json::parse(text) {
+        Ok(value @ Json::Dict(_)) => Ok(value),
+        Ok(_) | Err(json::Fault::Syntax) => Ok(Json::dict(Dict::default())),
+        Err(_) => Err(Skip::Unsupported),
+    }
+}
+
+/// Where a template has no `developer` role, such messages become `system`, and all of those one
+/// message at the start.
+pub(crate) fn without_developer(conversation: Vec<Dict>) -> Vec<Dict> {
+    let role = |message: &Dict| message.get("role").and_then(Json::as_str).unwrap_or("").to_owned();
+    let is_system = |message: &Dict| matches!(role(message).as_str(), "system" | "developer");
+    let systems = conversation.iter().filter(|message| is_system(message)).count();
+    let first = conversation.first().is_some_and(is_system);
+    if systems == 1 && first {
+        return conversation.into_iter().map(renamed).collect();
+    }
+    let (system, mut rest): (Vec<Dict>, Vec<Dict>) = conversation.into_iter().partition(is_system);
+    let texts: Vec<String> =
+        system.iter().map(plain_text).filter(|text| !text.is_empty()).collect();
+    let mut merged = Dict::default();
+    merged.set("role", Json::str("system"));
+    merged.set("content", Json::str(&texts.join("\n\n")));
+    rest.insert(0, merged);
+    rest
+}
+
+fn renamed(message: Dict) -> Dict {
+    if message.get("role").and_then(Json::as_str) != Some("developer") {
+        return message;
+    }
+    let mut out = Dict::default();
+    for (key, value) in message.iter().filter(|(key, _)| &***key != "tools") {
+        let value = if &**key == "role" { Json::str("system") } else { value.clone() };
+        out.insert(key.clone(), value);
+    }
+    out
+}
+
+fn plain_text(message: &Dict) -> String {
+    match message.get("content") {
+        Some(Json::Str(text)) => text.to_string(),
+        Some(Json::List(parts)) => {
+            let text = |part: &Json| part.as_dict()?.get("text")?.as_str().map(str::to_owned);
+            parts.0.iter().filter_map(text).collect::<Vec<_>>().join("\n")
+        }
+        _ => String::new(),
+    }
+}

