@@ -7,6 +7,8 @@ TARGET=$ROOT/target
 CARGO_OUT=${CARGO_TARGET_DIR:-$TARGET}
 MODULE=ngx_http_kvc_aware_module
 export LC_ALL=C.UTF-8
+# Ours to read only: nginx takes it for a list of sockets that it inherits.
+export -n NGINX
 
 command -v cargo >/dev/null || PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
 

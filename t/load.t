@@ -26,6 +26,7 @@ sub slurp {
 sub passes {
     my ($name, $text) = @_;
     my $dir = tempdir(CLEANUP => 1);
+    mkdir "$dir/logs" or die "$dir/logs: $!\n";
     my $modules = join '', map { "load_module $_;\n" } split ' ', $ENV{TEST_NGINX_LOAD_MODULES};
     my $root = $ENV{TEST_NGINX_ROOT} // Cwd::getcwd();
     my $temp = join ' ', map { "${_}_temp_path $dir/$_;" } qw(client_body proxy fastcgi uwsgi scgi);
