@@ -31,8 +31,11 @@ pub enum Cause {
 /// What the flow wants done, at once and in this order.
 #[derive(Debug, PartialEq)]
 pub enum Action {
-    /// Apply this batch; the flow's sequence counts it as applied already.
-    Apply(Message),
+    /// Apply this batch; all is known from number `origin` on.
+    Apply {
+        message: Message,
+        origin: u64,
+    },
     Clear(Cause),
     /// Ask for a replay from this number; the one that runs, if any, is over.
     Replay(u64),
@@ -62,6 +65,16 @@ impl Flow {
 
     pub fn is_replaying(&self) -> bool {
         self.replaying
+    }
+
+    /// Whether all that the engine holds is known, or will be with its next message.
+    pub fn is_complete(&self) -> bool {
+        if self.sequence.next() > 0 { self.sequence.origin() == 0 } else { self.replays }
+    }
+
+    /// What came before number `origin` does not matter any more, or is lost.
+    pub fn known_from(&mut self, origin: u64) {
+        self.sequence.known_from(origin);
     }
 
     /// A fresh connection: what was applied has to be proved. `replays`: whether the engine can
@@ -109,11 +122,11 @@ impl Flow {
 
     pub fn replayed(&mut self, message: Message, act: &mut impl FnMut(Action)) {
         match self.sequence.replayed(message.mark) {
-            Replayed::Apply => act(Action::Apply(message)),
+            Replayed::Apply => self.apply(message, act),
             Replayed::Skip => {}
             Replayed::Adopt => {
                 act(Action::Clear(Cause::Gap));
-                act(Action::Apply(message));
+                self.apply(message, act);
             }
             Replayed::Restart => self.begin_again(Cause::Restart, act),
             Replayed::Lost => self.begin_again(Cause::Gap, act),
@@ -154,7 +167,7 @@ impl Flow {
         {
             let known = self.sequence.next() > 0;
             match self.sequence.live(message.mark, self.replays) {
-                Live::Apply => act(Action::Apply(message)),
+                Live::Apply => self.apply(message, act),
                 Live::Duplicate => act(Action::Drop(Dropped::Stale)),
                 Live::Replay(from) => {
                     if known {
@@ -176,10 +189,14 @@ impl Flow {
                         act(Action::Gap);
                         act(Action::Clear(Cause::Gap));
                     }
-                    act(Action::Apply(message));
+                    self.apply(message, act);
                 }
             }
         }
+    }
+
+    fn apply(&self, message: Message, act: &mut impl FnMut(Action)) {
+        act(Action::Apply { message, origin: self.sequence.origin() });
     }
 
     fn begin_again(&mut self, cause: Cause, act: &mut impl FnMut(Action)) {

@@ -1,20 +1,26 @@
 //! Engine events: one thread that keeps the shared index equal to what the engines hold.
 //!
 //! ```text
-//! engine ──PUB──▶ link ──▶ wire ──▶ sequence ──▶ apply ──▶ index writer
-//!        ◀─DEALER─ replay ──────────▲
+//! engine ──PUB──▶ sockets ──▶ wire ──▶ flow, sequence ──▶ apply ──▶ index writer
+//!        ◀─DEALER─▶ sockets ──▶ wire ──▲
 //! ```
 //!
 //! | module | what it does |
 //! | --- | --- |
-//! | `wire` | frames and msgpack of every engine version → `wire::Batch` |
+//! | [`wire`] | frames and msgpack of every engine version → [`wire::Batch`] |
 //! | `sequence` | which message comes next: apply, duplicate, gap, restart; pure |
+//! | `flow` | live and replayed messages of one server, put in order; pure |
 //! | `apply` | one batch → changes of the index and of the server's row |
-//! | `subscriber` | the thread: lease, sockets, replays |
+//! | `link` | one server's connection: sockets → flow → apply |
+//! | `subscriber` | the thread: lease, links, reaping |
 #![forbid(unsafe_code)]
 
+mod apply;
 mod flow;
+mod link;
+mod log;
 mod sequence;
+mod sockets;
 mod subscriber;
 pub mod wire;
 

@@ -94,15 +94,14 @@ impl Sequence {
         self.next
     }
 
-    /// The last applied batch; what [`Sequence::resume`] takes.
-    pub fn last(&self) -> Option<Mark> {
-        let digest = *self.digests.back()?;
-        Some(Mark { seq: self.next - 1, digest, timestamp: self.timestamp })
-    }
-
     /// The first number that is known; 0: all that the engine ever said.
     pub fn origin(&self) -> u64 {
         self.origin
+    }
+
+    /// What came before `origin` does not matter any more, or is lost.
+    pub fn known_from(&mut self, origin: u64) {
+        self.origin = origin;
     }
 
     /// Nothing is applied any more.

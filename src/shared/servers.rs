@@ -46,7 +46,7 @@ pub enum ServerField {
     Engine = 8,
     /// A [`ServerError`].
     Error = 9,
-    /// Milliseconds of the subscriber's monotonic clock when the last batch was applied.
+    /// Unix time in milliseconds when the last batch was applied.
     LastEventMs = 10,
     /// Digest and timestamp of the last applied batch: what tells a restart from a gap.
     LastDigest = 11,
@@ -66,6 +66,11 @@ pub enum ServerField {
     Model = 20,
     /// Requests sent to this server, retries included.
     Requests = 21,
+    /// 1 while a batch is being applied: found by the next holder of the lease, it says that the
+    /// batch may be applied in part.
+    Applying = 22,
+    /// One more than the cache group whose blocks are credited, 0 until known.
+    Group = 23,
 }
 
 impl ServerField {

@@ -56,14 +56,22 @@ struct Gateway {
     connected: bool,
     asked: Option<u64>,
     dropped: Vec<Dropped>,
+    /// What the zone would say of the last applied batch.
+    noted: Option<(Mark, u64)>,
 }
 
 impl Gateway {
     fn with(&mut self, step: impl FnOnce(&mut Flow, &mut dyn FnMut(Action))) {
-        let Gateway { flow, holds, asked, dropped, .. } = self;
+        let Gateway { flow, holds, asked, dropped, noted, .. } = self;
         step(flow, &mut |action| match action {
-            Action::Apply(message) => apply(holds, &message.payload),
-            Action::Clear(_) => holds.clear(),
+            Action::Apply { message, origin } => {
+                apply(holds, &message.payload);
+                *noted = Some((message.mark, origin));
+            }
+            Action::Clear(_) => {
+                holds.clear();
+                *noted = None;
+            }
             Action::Replay(from) => *asked = Some(from),
             Action::Drop(reason) => dropped.push(reason),
             Action::Gap => {}
@@ -222,11 +230,9 @@ impl World {
     /// Another process goes on with what the zone says.
     fn takeover(&mut self) {
         self.disconnect();
-        let sequence = match self.gateway.flow.sequence().last() {
-            Some(last) => Sequence::resume(last, self.gateway.flow.sequence().origin()),
-            None => Sequence::default(),
-        };
-        self.gateway.flow = Flow::new(sequence);
+        let noted = self.gateway.noted;
+        let sequence = noted.map(|(mark, origin)| Sequence::resume(mark, origin));
+        self.gateway.flow = Flow::new(sequence.unwrap_or_default());
     }
 
     fn settle(&mut self) {
