@@ -1,0 +1,125 @@
+//! One capture: events and requests in the order in which they were seen.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::Result;
+
+pub struct Capture {
+    pub name: String,
+    pub steps: Vec<Step>,
+}
+
+pub enum Step {
+    Event { topic: Vec<u8>, payload: Vec<u8> },
+    Request(Request),
+}
+
+pub struct Request {
+    pub id: String,
+    pub path: String,
+    pub body: String,
+    model: Option<String>,
+    /// Whether the engine served it.
+    pub accepted: bool,
+    /// The engine's own token ids.
+    pub ids: Value,
+    /// Tokens that the engine found cached; None where it does not say.
+    pub cached: Option<u64>,
+}
+
+impl Capture {
+    pub fn read(path: &Path) -> Result<Capture> {
+        let text = fs::read_to_string(path)?;
+        let lines: Vec<Value> =
+            text.lines().map(serde_json::from_str).collect::<std::result::Result<_, _>>()?;
+        let of_kind = |kind: &'static str| lines.iter().filter(move |line| line["kind"] == kind);
+        let responses: HashMap<&str, &Value> =
+            of_kind("response").filter_map(|line| Some((line["id"].as_str()?, line))).collect();
+        let version = lines.first().map_or(&Value::Null, |meta| &meta["version"]);
+        let mut steps = Vec::new();
+        for line in &lines {
+            match line["kind"].as_str() {
+                Some("event") => steps.push(event(line)?),
+                Some("request") => steps.push(Step::Request(request(line, &responses, version))),
+                _ => {}
+            }
+        }
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(Capture { name, steps })
+    }
+
+    pub fn models(&self) -> impl Iterator<Item = &str> {
+        self.steps.iter().filter_map(|step| match step {
+            Step::Request(request) => request.model.as_deref(),
+            Step::Event { .. } => None,
+        })
+    }
+}
+
+fn event(line: &Value) -> Result<Step> {
+    let frames = line["frames"].as_array().ok_or("an event without frames")?;
+    let decoded: Vec<Vec<u8>> =
+        frames.iter().map(|frame| base64(frame.as_str().unwrap_or_default())).collect();
+    match <[Vec<u8>; 3]>::try_from(decoded) {
+        Ok([topic, _, payload]) => Ok(Step::Event { topic, payload }),
+        Err(_) => Err("an event without three frames".into()),
+    }
+}
+
+fn request(line: &Value, responses: &HashMap<&str, &Value>, version: &Value) -> Request {
+    let text = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
+    let id = text("id");
+    let response = responses.get(id.as_str()).copied().unwrap_or(&Value::Null);
+    let rendered = match &line["render"]["json"] {
+        // Of a batch of prompts the first.
+        Value::Array(all) => all.first().map_or(&Value::Null, |first| &first["token_ids"]),
+        one => &one["token_ids"],
+    };
+    let given = &line["body"]["prompt"];
+    let ids = if rendered.is_array() {
+        rendered
+    } else if line["tokenize"]["json"]["tokens"].is_array() {
+        &line["tokenize"]["json"]["tokens"]
+    } else {
+        given
+    };
+    Request {
+        model: line["body"]["model"].as_str().map(str::to_owned),
+        path: text("path"),
+        body: line["body"].to_string(),
+        accepted: response["status"] == 200,
+        ids: ids.clone(),
+        cached: cached(response, version),
+        id,
+    }
+}
+
+/// 0.11.0 says null for none.
+fn cached(response: &Value, version: &Value) -> Option<u64> {
+    let usage = &response["json"]["usage"];
+    usage.as_object()?;
+    let details = &usage["prompt_tokens_details"];
+    match details["cached_tokens"].as_u64() {
+        None if version == "0.11.0" => Some(0),
+        cached => cached,
+    }
+}
+
+fn base64(text: &str) -> Vec<u8> {
+    const ALPHABET: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let (mut bytes, mut bits, mut word) = (Vec::new(), 0, 0u32);
+    for letter in text.bytes().filter(|letter| *letter != b'=') {
+        let value = ALPHABET.iter().position(|known| *known == letter).unwrap_or_default();
+        word = word << 6 | value as u32;
+        bits += 6;
+        if bits >= 8 {
+            bits -= 8;
+            bytes.push((word >> bits) as u8);
+        }
+    }
+    bytes
+}

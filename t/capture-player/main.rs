@@ -1,0 +1,200 @@
+//! Plays captured events of a real engine to nginx and asks it, before each captured request, what
+//! it would do: the token ids must be the engine's, and the matched tokens what the engine found
+//! cached.
+//!
+//!     capture-player config DIR PORT [ADAPTER...]     the http block's model, zone and upstreams
+//!     capture-player play DIR PORT http://HOST:PORT/PATH     one line of JSON for each capture
+//!
+//! PORT and the two after it are the first capture's; each further one has the next three.
+
+mod capture;
+mod publisher;
+
+use std::error::Error;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use std::{env, fs, thread};
+
+use capture::{Capture, Request, Step};
+use publisher::Publisher;
+use serde_json::{Value, json};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// nginx must have applied a batch within this time.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments[..] {
+        ["config", dir, port, ref adapters @ ..] => config(&captures(dir)?, port.parse()?, adapters),
+        ["play", dir, port, index] => {
+            let port: u16 = port.parse()?;
+            for (n, capture) in captures(dir)?.iter().enumerate() {
+                println!("{}", play(capture, n, ports(port, n), index)?);
+            }
+        }
+        _ => return Err("usage: capture-player config DIR PORT | play DIR PORT INDEX-URL".into()),
+    }
+    Ok(())
+}
+
+fn captures(dir: &str) -> Result<Vec<Capture>> {
+    let mut paths: Vec<_> =
+        fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "jsonl"));
+    paths.sort();
+    paths.iter().map(|path: &std::path::PathBuf| Capture::read(Path::new(path))).collect()
+}
+
+fn ports(first: u16, n: usize) -> [u16; 3] {
+    let first = first + 3 * n as u16;
+    [first, first + 1, first + 2]
+}
+
+/// The models are named by what the requests call them; `TOKENIZER` stands for the folder.
+fn config(captures: &[Capture], port: u16, adapters: &[&str]) {
+    let mut names: Vec<&str> = captures.iter().flat_map(Capture::models).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.retain(|name| !adapters.contains(name));
+    let list = |key: &str, names: &[&str]| match names {
+        [] => String::new(),
+        names => format!(" {key}={}", names.join(",")),
+    };
+    let (alias, lora) = (list("alias", &names[1..]), list("lora", adapters));
+    println!("kvc_aware_zone kvc:64m;\nkvc_aware_model {} TOKENIZER{alias}{lora};", names[0]);
+    for n in 0..captures.len() {
+        let [engine, events, replay] = ports(port, n);
+        println!(
+            "upstream capture{n} {{ kvc_aware kvc; server 127.0.0.1:{engine}; kvc_aware_server \
+             127.0.0.1:{engine} events=tcp://127.0.0.1:{events} replay=tcp://127.0.0.1:{replay}; }}"
+        );
+    }
+}
+
+/// What became of one capture's requests.
+#[derive(Default)]
+struct Tally {
+    requests: u32,
+    refused: u32,
+    ids_equal: u32,
+    exact: u32,
+    under: u32,
+    over: u32,
+    uncounted: u32,
+    skipped: Vec<String>,
+    wrong: Vec<String>,
+}
+
+fn play(capture: &Capture, n: usize, ports: [u16; 3], index: &str) -> Result<Value> {
+    let publisher = Publisher::start(ports[1], ports[2])?;
+    let page = Page { index, upstream: format!("capture{n}") };
+    page.wait(|server| server["connected"] == true)?;
+    let mut tally = Tally::default();
+    for step in &capture.steps {
+        match step {
+            Step::Event { topic, payload } => {
+                let sequence = publisher.publish(topic, payload)?;
+                page.wait(|server| server["last_seq"] == sequence)?;
+            }
+            Step::Request(request) => ask(&page, request, &mut tally)?,
+        }
+    }
+    Ok(json!({
+        "capture": capture.name,
+        "requests": tally.requests,
+        "refused": tally.refused,
+        "ids_equal": tally.ids_equal,
+        "exact": tally.exact,
+        "under": tally.under,
+        "over": tally.over,
+        "uncounted": tally.uncounted,
+        "skipped": tally.skipped,
+        "wrong": tally.wrong,
+    }))
+}
+
+fn ask(page: &Page<'_>, request: &Request, tally: &mut Tally) -> Result<()> {
+    tally.requests += 1;
+    if !request.accepted {
+        tally.refused += 1;
+        return Ok(());
+    }
+    let answer = page.explain(&request.path, &request.body)?;
+    let status = answer["status"].as_str().unwrap_or("no status");
+    if status.starts_with("skip:") {
+        tally.skipped.push(format!("{} {status}", request.id));
+        return Ok(());
+    }
+    if answer["tokens"] == request.ids {
+        tally.ids_equal += 1;
+    } else {
+        tally.wrong.push(format!("{} token ids", request.id));
+    }
+    let matched = answer["servers"][0]["matched_tokens"].as_u64().ok_or("no matched_tokens")?;
+    match request.cached {
+        None => tally.uncounted += 1,
+        Some(cached) if cached == matched => tally.exact += 1,
+        Some(cached) => {
+            let side = if matched < cached { &mut tally.under } else { &mut tally.over };
+            *side += 1;
+            tally.wrong.push(format!("{} matched {matched} cached {cached}", request.id));
+        }
+    }
+    Ok(())
+}
+
+/// nginx's index page, as far as one upstream goes.
+struct Page<'a> {
+    index: &'a str,
+    upstream: String,
+}
+
+impl Page<'_> {
+    fn wait(&self, reached: impl Fn(&Value) -> bool) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            let page = self.call("GET", &format!("?limit=0&upstream={}", self.upstream), "")?;
+            if reached(&page["servers"][0]) {
+                return Ok(());
+            }
+            if start.elapsed() > PATIENCE {
+                return Err(format!("{}: stuck at {}", self.upstream, page["servers"][0]).into());
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Waits too until the tokenizers are loaded.
+    fn explain(&self, path: &str, body: &str) -> Result<Value> {
+        let query = format!("?path={path}&tokens=all&upstream={}", self.upstream);
+        let start = Instant::now();
+        loop {
+            let answer = self.call("POST", &query, body)?;
+            if answer["status"] != "skip:starting" || start.elapsed() > PATIENCE {
+                return Ok(answer);
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn call(&self, method: &str, query: &str, body: &str) -> Result<Value> {
+        let url = self.index.strip_prefix("http://").ok_or("no http:// URL")?;
+        let (host, path) = url.split_once('/').ok_or("no path in the URL")?;
+        let mut stream = TcpStream::connect(host)?;
+        write!(
+            stream,
+            "{method} /{path}{query} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\
+             Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        )?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let (_, json) = answer.split_once("\r\n\r\n").ok_or("no answer")?;
+        Ok(serde_json::from_str(json).map_err(|error| format!("{error} in {answer}"))?)
+    }
+}
