@@ -14,7 +14,7 @@ use nginx_sys::{
     ngx_peer_connection_t, ngx_time, ngx_uint_t,
 };
 
-use super::conf::{UpstreamConf, keep, upstream_conf};
+use super::conf::{UpstreamConf, keep, upstream_conf, upstream_conf_mut};
 use super::context::{Context, Held, Picked};
 use super::guard;
 use super::log::log;
@@ -40,7 +40,7 @@ pub unsafe extern "C" fn init_upstream(
                 return NGX_ERROR as ngx_int_t;
             }
             (*upstream).peer.init = Some(init_peer);
-            if let Some(conf) = upstream_conf(upstream) {
+            if let Some(conf) = upstream_conf_mut(upstream) {
                 conf.peers = Some(names(peers::of(upstream)));
             }
         }

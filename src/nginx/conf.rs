@@ -253,11 +253,27 @@ pub unsafe fn main_conf<'a>(cf: *mut ngx_conf_t) -> &'a mut MainConf {
 /// have none.
 pub unsafe fn upstream_conf<'a>(
     upstream: *mut ngx_http_upstream_srv_conf_t,
+) -> Option<&'a UpstreamConf> {
+    // SAFETY: the caller's; create_upstream filled the slot.
+    unsafe { upstream_slot(upstream).as_ref() }
+}
+
+/// The same while the configuration is being read.
+///
+/// # Safety
+/// As for [`upstream_conf`], and nothing else refers to it.
+pub unsafe fn upstream_conf_mut<'a>(
+    upstream: *mut ngx_http_upstream_srv_conf_t,
 ) -> Option<&'a mut UpstreamConf> {
-    // SAFETY: an explicit upstream has a slot for each module, filled by create_upstream.
+    // SAFETY: as above.
+    unsafe { upstream_slot(upstream).as_mut() }
+}
+
+unsafe fn upstream_slot(upstream: *mut ngx_http_upstream_srv_conf_t) -> *mut UpstreamConf {
+    // SAFETY: an explicit upstream has a slot for each module.
     unsafe {
         let slots = (*upstream).srv_conf;
-        if slots.is_null() { None } else { (*slots.add(index())).cast::<UpstreamConf>().as_mut() }
+        if slots.is_null() { std::ptr::null_mut() } else { (*slots.add(index())).cast() }
     }
 }
 
@@ -285,7 +301,7 @@ pub unsafe fn request_main_conf<'a>(r: *mut ngx_http_request_t) -> &'a MainConf 
 /// `main` is the upstream module's main configuration of a live cycle.
 pub unsafe fn balanced<'a>(
     main: *mut ngx_http_upstream_main_conf_t,
-) -> impl Iterator<Item = &'a mut UpstreamConf> {
+) -> impl Iterator<Item = &'a UpstreamConf> {
     // SAFETY: the array holds pointers to upstream configurations.
     let all = unsafe {
         let list = &(*main).upstreams;

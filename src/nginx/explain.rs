@@ -109,7 +109,7 @@ unsafe fn answer(r: *mut ngx_http_request_t, outcome: &Outcome) -> Answer {
         let conf = conf.ok_or((NGX_HTTP_BAD_REQUEST, "no such upstream"))?;
         let all = argument(r, "tokens").as_deref() == Some("all");
         let text = argument(r, "text").as_deref() == Some("1");
-        (&*conf, path(r), (all, text), location_conf(r).index.unwrap_or_default().tokens)
+        (conf, path(r), (all, text), location_conf(r).index.unwrap_or_default().tokens)
     };
     let tokens = outcome.result.as_ref().ok();
     // SAFETY: the upstream is live and nothing holds its lock.

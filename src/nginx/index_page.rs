@@ -67,7 +67,6 @@ unsafe fn state(r: *mut ngx_http_request_t, process: &Process, tokens: bool) -> 
     let servers: Vec<Value> = upstreams
         .filter(|conf| wanted.as_ref().is_none_or(|wanted| *wanted == conf.name))
         .flat_map(|conf| {
-            let conf = &*conf;
             // SAFETY: the upstream is live.
             let names = unsafe { live_names(conf) };
             names.into_iter().map(move |peer| (conf, peer))
@@ -176,9 +175,7 @@ fn block(process: &Process, sample: &Sample, tokens: bool) -> Option<Value> {
 ///
 /// # Safety
 /// `r` is a live request.
-pub unsafe fn upstreams<'a>(
-    r: *mut ngx_http_request_t,
-) -> impl Iterator<Item = &'a mut UpstreamConf> {
+pub unsafe fn upstreams<'a>(r: *mut ngx_http_request_t) -> impl Iterator<Item = &'a UpstreamConf> {
     // SAFETY: the upstream module has a main configuration in every http block.
     unsafe {
         let slot = ngx_http_upstream_module.ctx_index;

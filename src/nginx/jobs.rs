@@ -175,20 +175,23 @@ impl Jobs {
     /// Reads the mailbox: resumes requests and writes log lines.
     fn deliver(&self) {
         for letter in self.mailbox.take() {
-            match letter {
-                Letter::Done(id, outcome) => {
-                    let waiter = self.waiters.borrow_mut().remove(&id);
-                    if let Some(waiter) = waiter {
-                        // SAFETY: a request takes its waiter out before it ends.
-                        unsafe { (waiter.resume)(waiter.request, outcome) };
-                    }
-                }
-                Letter::Line(Level::Error, text) => log!(ERR, cycle_log(), "kvc_aware: {text}"),
-                Letter::Line(Level::Warn, text) => log!(WARN, cycle_log(), "kvc_aware: {text}"),
-                Letter::Line(Level::Notice, text) => {
-                    log!(NOTICE, cycle_log(), "kvc_aware: {text}");
+            // A letter that fails keeps none of the others back.
+            super::guard((), || self.open(letter));
+        }
+    }
+
+    fn open(&self, letter: Letter) {
+        match letter {
+            Letter::Done(id, outcome) => {
+                let waiter = self.waiters.borrow_mut().remove(&id);
+                if let Some(waiter) = waiter {
+                    // SAFETY: a request takes its waiter out before it ends.
+                    unsafe { (waiter.resume)(waiter.request, outcome) };
                 }
             }
+            Letter::Line(Level::Error, text) => log!(ERR, cycle_log(), "kvc_aware: {text}"),
+            Letter::Line(Level::Warn, text) => log!(WARN, cycle_log(), "kvc_aware: {text}"),
+            Letter::Line(Level::Notice, text) => log!(NOTICE, cycle_log(), "kvc_aware: {text}"),
         }
     }
 }
@@ -260,9 +263,7 @@ fn listen(mailbox: &Mailbox) -> Result<*mut ngx_connection_t, String> {
 }
 
 unsafe extern "C" fn ring(_event: *mut ngx_event_t) {
-    super::guard((), || {
-        if let Some(process) = process::get() {
-            process.jobs.deliver();
-        }
-    });
+    if let Some(process) = process::get() {
+        process.jobs.deliver();
+    }
 }

@@ -67,7 +67,7 @@ unsafe fn check(cf: *mut ngx_conf_t) -> Result<(), String> {
         (main_conf(cf), balanced(list))
     };
     finish_models(main);
-    let upstreams: Vec<&UpstreamConf> = upstreams.map(|u| &*u).collect();
+    let upstreams: Vec<&UpstreamConf> = upstreams.collect();
     for upstream in &upstreams {
         check_upstream(main, upstream)?;
     }

@@ -30,7 +30,9 @@ fn main() -> Result<()> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
-        ["config", dir, port, ref adapters @ ..] => config(&captures(dir)?, port.parse()?, adapters),
+        ["config", dir, port, ref adapters @ ..] => {
+            config(&captures(dir)?, port.parse()?, adapters)
+        }
         ["play", dir, port, index] => {
             let port: u16 = port.parse()?;
             for (n, capture) in captures(dir)?.iter().enumerate() {
