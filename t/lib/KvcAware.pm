@@ -17,6 +17,9 @@ package KvcAware;
 #   --- drive     Perl that runs in this package once nginx is up. Its assertions are Test::More's,
 #                 and to die is to fail. A block with it needs no `--- request`.
 #
+# A block without `--- no_error_log` must leave no line of [error] or above, nor one of a caught panic
+# or a sanitizer. defaults() gives the other sections of a suite's blocks.
+#
 # For any block:
 #
 #   $TEST_NGINX_ROOT      the checkout
@@ -39,25 +42,34 @@ use Test::Nginx::Util qw($ServerPortForClient $ServRoot add_block_preprocessor
     add_cleanup_handler add_test_cleanup_handler config_preamble);
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(get post vars index_page index_server explain_request wait_until settle
+our @EXPORT = qw(defaults get post vars index_page index_server explain_request wait_until settle
     start_engine stop_engine kill_engine address engine_get fault
     error_log nginx_pid worker_pids reload);
 
 use constant INDEX     => '/internal/kv-index';
 use constant TIMEOUT   => $ENV{KVC_TEST_TIMEOUT} || 20;
+use constant TROUBLE   => '[error]', '[crit]', '[alert]', '[emerg]', 'an internal error',
+    'Sanitizer:', 'runtime error:';
 use constant VARIABLES => qw(model status server exact mode matched_blocks matched_tokens
     prompt_blocks prompt_tokens hit_ratio time priority);
 
 my $ROOT = File::Spec->rel2abs(dirname(__FILE__) . '/../..');
 my $JSON = JSON::PP->new->canonical->utf8;
-my %ENGINES;
+my (%ENGINES, %DEFAULTS);
 
 config_preamble('location = ' . INDEX . ' { kvc_aware_index explain=on tokens=on; }');
 
 # ---- a block's sections
 
+# defaults(http_config => ..., config => ...): for blocks of this suite that do not say otherwise.
+sub defaults { %DEFAULTS = @_ }
+
 add_block_preprocessor(sub {
     my $block = shift;
+    my %defaults = (no_error_log => [TROUBLE], %DEFAULTS);
+    for my $section (keys %defaults) {
+        $block->set_value($section, $defaults{$section}) unless defined $block->$section;
+    }
     start_block($block->engines // '');
     $ENV{TEST_NGINX_ROOT} = $ROOT;
     $ENV{TEST_NGINX_SHOW} =
