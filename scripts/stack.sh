@@ -86,6 +86,31 @@ nginx_http() {
 CONF
 }
 
+# Inside upstream: the servers, each "http events replay" ports.
+nginx_servers() {
+    local ports
+    for ports in "$@"; do echo "        server 127.0.0.1:${ports%% *};"; done
+    echo "        keepalive 64; keepalive_timeout 4s;"
+}
+
+# Inside upstream, before the servers: what makes it ours, and where each server publishes.
+nginx_aware() {
+    local ports http events replay
+    echo "        zone aware 256k;"
+    echo "        kvc_aware kvc;"
+    for ports in "$@"; do
+        read -r http events replay <<<"$ports"
+        echo "        kvc_aware_server 127.0.0.1:$http events=tcp://127.0.0.1:$events" \
+            "replay=tcp://127.0.0.1:$replay;"
+    done
+}
+
+# Whether the index page at that address shows so many servers connected.
+all_connected() { # host:port count
+    [ "$(curl -sf "http://$1/internal/kv-index?limit=0" |
+        grep -o '"connected": *true' | wc -l)" = "$2" ]
+}
+
 # Inside location: the way to an upstream that the module's documentation recommends.
 nginx_proxy() { # upstream
     cat <<CONF
