@@ -3,7 +3,6 @@
 # shellcheck shell=bash
 
 PIDS=()
-MOCKS=()
 
 # A port that nobody listens on, below the range that connections come from.
 free_port() {
@@ -39,17 +38,27 @@ clean_up_at_exit() {
     trap 'exit 143' TERM HUP
 }
 
-# Appends "http events replay" ports to MOCKS.
-start_mock() { # directory options...
+# Starts a mock engine on "http events replay" ports; its process id is the last of PIDS.
+start_mock() { # directory "ports" options...
     local dir=$1 http events replay
-    shift
-    http=$(free_port) events=$(free_port) replay=$(free_port)
+    read -r http events replay <<<"$2"
+    shift 2
     "$TARGET/tools/mock-engine" --listen "127.0.0.1:$http" --events "tcp://127.0.0.1:$events" \
         --replay "tcp://127.0.0.1:$replay" --tokenizer "$ROOT/t/models/tiny" "$@" \
-        >"$dir/engine-$http.log" 2>&1 &
+        >>"$dir/engine-$http.log" 2>&1 &
     PIDS+=($!)
     wait_for 20 "the mock engine on port $http" curl -sf "http://127.0.0.1:$http/health"
-    MOCKS+=("$http $events $replay")
+}
+
+# Sets MOCKS: the ports of so many mock engines, which it starts.
+start_mocks() { # count directory options...
+    local count=$1 dir=$2
+    shift 2
+    MOCKS=()
+    while [ ${#MOCKS[@]} -lt "$count" ]; do
+        MOCKS+=("$(free_port) $(free_port) $(free_port)")
+        start_mock "$dir" "${MOCKS[-1]}" "$@"
+    done
 }
 
 # Starts nginx with $1/nginx.conf, which says `daemon off`; $1 is its prefix.

@@ -28,7 +28,7 @@ use std::str::FromStr;
 use serde_json::Value;
 
 const USAGE: &str = "usage: loadgen chat|mixed|latency [option value]...
-       loadgen compare FILE...
+       loadgen compare|newly-failed FILE...
 
 chat: sessions of several turns
   --url URL            http://127.0.0.1:8080
@@ -53,7 +53,8 @@ latency: the same requests through several ways in turn
   --arm NAME=URL       repeated; the first is what the others are compared with
   --prompt-tokens N,N  6000
   --requests N         200
-compare: summaries side by side";
+compare: summaries side by side
+newly-failed: what failed in the second run alone, one `id kind at error` a line";
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
@@ -63,7 +64,11 @@ fn main() -> ExitCode {
         "chat" => Options::parse(&rest).and_then(|options| chat_load(&options)),
         "mixed" => Options::parse(&rest).and_then(|options| mixed_load(&options)),
         "latency" => Options::parse(&rest).and_then(|options| latencies(&options)),
-        "compare" => compare(&rest),
+        "compare" => summaries(&rest).map(|runs| {
+            println!("{}", report::table(&runs));
+            true
+        }),
+        "newly-failed" => newly_failed(&rest),
         "--help" | "-h" => {
             println!("{USAGE}");
             return ExitCode::SUCCESS;
@@ -208,12 +213,20 @@ fn latencies(options: &Options) -> Result<bool> {
     Ok(true)
 }
 
-fn compare(files: &[String]) -> Result<bool> {
+/// True where there are none.
+fn newly_failed(files: &[String]) -> Result<bool> {
+    let runs = summaries(files)?;
+    let [before, after] = runs.as_slice() else { return Err("two files are wanted".into()) };
+    let failed = report::newly_failed(before, after);
+    failed.iter().for_each(|line| println!("{line}"));
+    Ok(failed.is_empty())
+}
+
+fn summaries(files: &[String]) -> Result<Vec<Value>> {
     let mut runs = Vec::new();
     for file in files {
         let text = fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
         runs.push(serde_json::from_str(&text).map_err(|error| format!("{file}: {error}"))?);
     }
-    println!("{}", report::table(&runs));
-    Ok(true)
+    Ok(runs)
 }

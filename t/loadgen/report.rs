@@ -17,6 +17,8 @@ pub struct Record {
     /// Seconds to the first byte of a streamed answer's body.
     pub ttft: Option<f64>,
     pub total: f64,
+    /// Seconds from the start of the run to the request's end.
+    pub at: f64,
     pub prompt: u64,
     pub cached: Option<u64>,
     /// Who answered.
@@ -111,7 +113,13 @@ pub fn summary(label: &str, records: &[Record], elapsed: Duration) -> Value {
     let cached: u64 = known.iter().filter_map(|record| record.cached).sum();
     let pairs: Vec<_> =
         records.iter().filter_map(|record| Some((record.matched?, record.cached?))).collect();
-    let failed: Vec<_> = records.iter().filter(|record| record.error.is_some()).collect();
+    let failed: Vec<_> = records
+        .iter()
+        .filter_map(|record| Some((record, record.error.as_ref()?)))
+        .map(|(record, error)| {
+            json!({ "id": record.id, "kind": record.kind, "error": error, "at": record.at })
+        })
+        .collect();
     let busiest = servers.values().max().copied().unwrap_or(0) as f64;
     let mean = servers.values().sum::<u64>() as f64 / servers.len().max(1) as f64;
     json!({
@@ -121,7 +129,7 @@ pub fn summary(label: &str, records: &[Record], elapsed: Duration) -> Value {
         "rate": records.len() as f64 / elapsed.as_secs_f64().max(1e-9),
         "kinds": kinds,
         "errors": errors,
-        "failed": failed.iter().map(|record| record.id).collect::<Vec<_>>(),
+        "failed": failed,
         "prompt_tokens": prompt,
         "cached_tokens": cached,
         "hit_rate": cached as f64 / prompt.max(1) as f64,
@@ -140,6 +148,21 @@ pub fn summary(label: &str, records: &[Record], elapsed: Duration) -> Value {
             "under": pairs.iter().filter(|(matched, cached)| matched < cached).count(),
         },
     })
+}
+
+/// One line for each request that failed in the second run alone: `id kind at error`.
+pub fn newly_failed(before: &Value, after: &Value) -> Vec<String> {
+    let failed = |run: &Value| run["failed"].as_array().cloned().unwrap_or_default();
+    let known: Vec<_> = failed(before).iter().map(|entry| entry["id"].clone()).collect();
+    failed(after)
+        .iter()
+        .filter(|entry| !known.contains(&entry["id"]))
+        .map(|entry| {
+            let text = |name: &str| entry[name].as_str().unwrap_or_default().to_owned();
+            let at = entry["at"].as_f64().unwrap_or(0.0);
+            format!("{} {} {at:.1} {}", entry["id"], text("kind"), text("error"))
+        })
+        .collect()
 }
 
 /// Of sorted values; 0 where there are none.
@@ -185,6 +208,16 @@ pub fn table(runs: &[Value]) -> String {
 mod tests {
     use super::*;
 
+    #[test]
+    fn what_failed_before_is_not_new() {
+        let run = |ids: &[usize]| {
+            let failed =
+                |&id: &usize| Record { id, error: Some("x".to_owned()), ..record(1.0, 1, 0, "a") };
+            summary("", &ids.iter().map(failed).collect::<Vec<_>>(), Duration::from_secs(1))
+        };
+        assert_eq!(newly_failed(&run(&[1, 2]), &run(&[2, 3])), ["3  0.0 x"]);
+    }
+
     fn record(ttft: f64, prompt: u64, cached: u64, server: &str) -> Record {
         Record {
             ttft: Some(ttft),
@@ -209,7 +242,8 @@ mod tests {
         assert_eq!(run["ttft"]["p99"], 99.0);
         assert_eq!(run["busiest_to_mean"], 1.5);
         assert_eq!(run["rate"], 10.0);
-        assert_eq!(run["failed"], json!([0]));
+        let failed = json!({ "id": 0, "kind": "", "error": "status 502", "at": 0.0 });
+        assert_eq!(run["failed"], json!([failed]));
         assert_eq!(run["errors"], json!({ "status 502": 1 }));
         assert_eq!(run["predictions"], json!({ "exact": 1, "over": 1, "under": 0 }));
     }

@@ -41,6 +41,7 @@ struct Shared<S> {
     done: AtomicUsize,
     failed: AtomicUsize,
     over: AtomicBool,
+    start: Instant,
 }
 
 /// Poisson arrivals.
@@ -76,6 +77,7 @@ pub fn run<S: Schedule + 'static>(
         done: AtomicUsize::new(0),
         failed: AtomicUsize::new(0),
         over: AtomicBool::new(false),
+        start,
     });
     let mut workers = Vec::new();
     for _ in 0..pace.concurrency {
@@ -122,7 +124,8 @@ fn work<S: Schedule>(
         };
         thread::sleep(due.saturating_duration_since(Instant::now()));
         let mut item = item;
-        let record = act(client, &mut item);
+        let mut record = act(client, &mut item);
+        record.at = shared.start.elapsed().as_secs_f64();
         shared.done.fetch_add(1, Ordering::Relaxed);
         shared.failed.fetch_add(usize::from(record.error.is_some()), Ordering::Relaxed);
         shared.schedule.lock().0.done(item, &record);
