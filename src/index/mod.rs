@@ -4,7 +4,17 @@
 //! offset, so that each process may map it elsewhere.
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod crash;
+mod entries;
+mod evict;
+mod holders;
+mod layout;
 mod reader;
+mod repair;
+mod runs;
+mod seqlock;
+mod table;
 mod writer;
 
 use crate::types::{BlockHash, EngineHash, ServerId, Tier};
