@@ -6,7 +6,6 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::Result;
 
 pub struct Capture {
     pub name: String,
@@ -27,24 +26,36 @@ pub struct Request {
     pub accepted: bool,
     /// The engine's own token ids.
     pub ids: Value,
-    /// Tokens that the engine found cached; None where it does not say.
-    pub cached: Option<u64>,
+    /// Tokens that the engine found cached, or why that says nothing.
+    pub cached: Result<u64, &'static str>,
 }
 
 impl Capture {
-    pub fn read(path: &Path) -> Result<Capture> {
+    pub fn read(path: &Path) -> crate::Result<Capture> {
         let text = fs::read_to_string(path)?;
         let lines: Vec<Value> =
-            text.lines().map(serde_json::from_str).collect::<std::result::Result<_, _>>()?;
+            text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
         let of_kind = |kind: &'static str| lines.iter().filter(move |line| line["kind"] == kind);
         let responses: HashMap<&str, &Value> =
             of_kind("response").filter_map(|line| Some((line["id"].as_str()?, line))).collect();
         let version = lines.first().map_or(&Value::Null, |meta| &meta["version"]);
         let mut steps = Vec::new();
+        // The event that tells of a reset comes with the engine's next step.
+        let mut reset = false;
         for line in &lines {
             match line["kind"].as_str() {
-                Some("event") => steps.push(event(line)?),
-                Some("request") => steps.push(Step::Request(request(line, &responses, version))),
+                Some("event") => {
+                    reset = false;
+                    steps.push(event(line)?);
+                }
+                Some("admin") => reset = true,
+                Some("request") => {
+                    let mut request = request(line, &responses, version);
+                    if reset {
+                        request.cached = Err("no event has told of the reset yet");
+                    }
+                    steps.push(Step::Request(request));
+                }
                 _ => {}
             }
         }
@@ -60,7 +71,7 @@ impl Capture {
     }
 }
 
-fn event(line: &Value) -> Result<Step> {
+fn event(line: &Value) -> crate::Result<Step> {
     let frames = line["frames"].as_array().ok_or("an event without frames")?;
     let decoded: Vec<Vec<u8>> =
         frames.iter().map(|frame| base64(frame.as_str().unwrap_or_default())).collect();
@@ -93,19 +104,21 @@ fn request(line: &Value, responses: &HashMap<&str, &Value>, version: &Value) -> 
         body: line["body"].to_string(),
         accepted: response["status"] == 200,
         ids: ids.clone(),
-        cached: cached(response, version),
+        cached: cached(&line["body"], response, version),
         id,
     }
 }
 
-/// 0.11.0 says null for none.
-fn cached(response: &Value, version: &Value) -> Option<u64> {
+fn cached(body: &Value, response: &Value, version: &Value) -> Result<u64, &'static str> {
+    if body["echo"] == true && !body["logprobs"].is_null() {
+        return Err("echo with logprobs does not read the cache");
+    }
     let usage = &response["json"]["usage"];
-    usage.as_object()?;
-    let details = &usage["prompt_tokens_details"];
-    match details["cached_tokens"].as_u64() {
-        None if version == "0.11.0" => Some(0),
-        cached => cached,
+    match usage["prompt_tokens_details"]["cached_tokens"].as_u64() {
+        Some(cached) => Ok(cached),
+        // This version says null for none.
+        None if usage.is_object() && version == "0.11.0" => Ok(0),
+        None => Err("the engine reports no cached tokens"),
     }
 }
 

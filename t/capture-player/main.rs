@@ -87,7 +87,7 @@ struct Tally {
     exact: u32,
     under: u32,
     over: u32,
-    uncounted: u32,
+    uncounted: Vec<String>,
     skipped: Vec<String>,
     wrong: Vec<String>,
 }
@@ -139,9 +139,9 @@ fn ask(page: &Page<'_>, request: &Request, tally: &mut Tally) -> Result<()> {
     }
     let matched = answer["servers"][0]["matched_tokens"].as_u64().ok_or("no matched_tokens")?;
     match request.cached {
-        None => tally.uncounted += 1,
-        Some(cached) if cached == matched => tally.exact += 1,
-        Some(cached) => {
+        Err(cause) => tally.uncounted.push(format!("{}: {cause}", request.id)),
+        Ok(cached) if cached == matched => tally.exact += 1,
+        Ok(cached) => {
             let side = if matched < cached { &mut tally.under } else { &mut tally.over };
             *side += 1;
             tally.wrong.push(format!("{} matched {matched} cached {cached}", request.id));

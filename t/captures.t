@@ -1,0 +1,54 @@
+use Test::Nginx::Socket 'no_plan';
+use KvcAware;
+
+# Events and requests of real engines, played to the module: its token ids are the engine's, and what
+# it finds matched is what the engine found cached. Wants the captured model's tokenizer, which
+# scripts/fetch-test-tokenizers puts into TOKENIZERS_DIR.
+
+my $root     = $ENV{TEST_NGINX_ROOT} //= Cwd::getcwd();
+my $captures = $ENV{CAPTURES_DIR}    // "$root/t/captures";
+my $player   = $ENV{CAPTURE_PLAYER}  // "$root/target/tools/capture-player";
+my $model    = ($ENV{TOKENIZERS_DIR} // '') . '/qwen3';
+my $port     = 21000;
+
+# Captures in which requests overlapped in time, where events come after the choice, or the engine
+# announced blocks again without storing them: the ids are equal, the counts are only shown.
+my $LOOSE = qr/concurrent|abort|report_mode|data_parallel|(?<!\d)48blocks_eviction$/;
+
+if (!-e "$model/tokenizer.json") {
+    plan(skip_all => 'no TOKENIZERS_DIR with qwen3, see scripts/fetch-test-tokenizers');
+}
+$ENV{TEST_NGINX_CAPTURES} = `$player config $captures $port lora-a lora-b`;
+$ENV{TEST_NGINX_CAPTURES} =~ s/TOKENIZER/$model/;
+
+no_shuffle();
+run_tests();
+
+package KvcAware;
+
+sub plays {
+    my $page = 'http://127.0.0.1:' . Test::Nginx::Util::server_port() . INDEX;
+    my @lines = `$player play $captures $port $page`;
+    is($?, 0, 'the player comes to the end');
+    for my $played (map { JSON::PP::decode_json($_) } @lines) {
+        my ($name, $wrong) = @$played{qw(capture wrong)};
+        my @ids = grep { /token ids/ } @$wrong;
+        is("@ids", '', "$name: token ids are the engine's");
+        diag(sprintf '%-52s %3d requests, ids equal %3d, exact %3d, over %d, under %d, skipped %s',
+            $name, @$played{qw(requests ids_equal exact over under)}, "@{$played->{skipped}}");
+        next if $name =~ $LOOSE;
+        is(join('; ', @$wrong), '', "$name: matched tokens are the cached ones");
+    }
+}
+
+__DATA__
+
+=== TEST 1: captures of real engines
+--- http_config eval: $ENV{TEST_NGINX_CAPTURES}
+--- config
+    location = /up { return 200; }
+--- drive
+plays();
+--- no_error_log
+[error]
+[alert]
