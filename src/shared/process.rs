@@ -18,6 +18,11 @@ impl ProcessId {
         ProcessId::pack(pid, start_time(pid).unwrap_or(0))
     }
 
+    /// The process that has this pid now.
+    pub fn of(pid: u32) -> Option<ProcessId> {
+        start_time(pid).map(|start| ProcessId::pack(pid, start))
+    }
+
     pub fn pid(self) -> u32 {
         (self.0 >> START_BITS) as u32
     }
