@@ -2,7 +2,6 @@
 //! Python's do: `a + b` becomes `(a)|__add(b)`, a loop's `in x` becomes `in (x)|__each`.
 
 use minijinja::Error;
-use minijinja::machinery::Span;
 use minijinja::machinery::ast::{BinOp, BinOpKind, Expr, Spanned, Stmt};
 
 use super::filters::{ADD, CONCAT, EACH, MOD};
@@ -59,9 +58,8 @@ pub(super) fn operators(source: &str, template: &Stmt<'_>) -> Result<String, Err
     walk(Node::Stmt(template), &mut |node| match node {
         Node::Expr(Expr::BinOp(node)) => binary(source, node, &mut edits),
         Node::Stmt(Stmt::ForLoop(node)) => {
-            let span = node.iter.span();
-            edits.push(Edit::insert(start(span), "("));
-            edits.push(Edit::insert(end(span), format!(")|{EACH}")));
+            edits.push(Edit::insert(start(&node.iter), "("));
+            edits.push(Edit::insert(end(&node.iter), format!(")|{EACH}")));
         }
         _ => {}
     });
@@ -76,20 +74,36 @@ fn binary(source: &str, node: &Spanned<BinOp<'_>>, edits: &mut Vec<Edit>) {
         _ => return,
     };
     // Between the operands there is nothing but the operator, space and parentheses.
-    let (from, to) = (end(node.left.span()), start(node.right.span()));
+    let (from, to) = (end(&node.left), start(&node.right));
     let Some(at) = source.get(from..to).and_then(|gap| gap.find(operator)) else { return };
     let at = from + at;
-    edits.push(Edit::insert(start(node.span()), "("));
+    edits.push(Edit::insert(start(&node.left), "("));
     edits.push(Edit { at, len: 1, text: format!(")|{filter}(") });
-    edits.push(Edit::insert(end(node.span()), ")"));
+    edits.push(Edit::insert(node.span().end_offset as usize, ")"));
 }
 
-fn start(span: Span) -> usize {
-    span.start_offset as usize
+/// Where an expression's first token is. Parentheses before it may be left out: one more among
+/// them does the same wherever it stands.
+fn start(expr: &Expr<'_>) -> usize {
+    let own = expr.span().start_offset as usize;
+    let first = match expr {
+        Expr::Filter(node) => node.expr.as_ref(),
+        Expr::Test(node) => Some(&node.expr),
+        Expr::Compare(node) => Some(&node.expr),
+        Expr::IfExpr(node) => Some(&node.true_expr),
+        Expr::GetAttr(node) => Some(&node.expr),
+        Expr::GetItem(node) => Some(&node.expr),
+        Expr::Slice(node) => Some(&node.expr),
+        Expr::Call(node) => Some(&node.expr),
+        // `x is not y` is one that begins with its operand.
+        Expr::UnaryOp(node) => return own.min(start(&node.expr)),
+        _ => None,
+    };
+    first.map_or(own, start)
 }
 
-fn end(span: Span) -> usize {
-    span.end_offset as usize
+fn end(expr: &Expr<'_>) -> usize {
+    expr.span().end_offset as usize
 }
 
 struct Edit {
