@@ -263,10 +263,11 @@ impl Target<'_, '_> {
     /// Blocks that a connector names by hash alone: known if this server holds them elsewhere.
     fn copies(&mut self, event: &wire::Stored<'_>) -> Result<(), Dropped> {
         for engine in &event.hashes {
-            match self.writer.resolve(self.id, *engine) {
-                Some(block) => {
+            let block = self.writer.resolve(self.id, *engine);
+            match block.and_then(|block| Some((block, self.writer.parent(block)?))) {
+                Some((block, parent)) => {
                     let copy = index::Stored { engine: *engine, block };
-                    self.store(event.tier, None, &[copy], true);
+                    self.store(event.tier, parent, &[copy], true);
                 }
                 None => self.row.add_dropped(Dropped::NoTokens, 1),
             }
@@ -307,3 +308,6 @@ fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,6 +16,8 @@
 #![forbid(unsafe_code)]
 
 mod apply;
+#[cfg(test)]
+mod captures;
 mod flow;
 mod link;
 mod log;

@@ -310,6 +310,20 @@ impl<'z> Writer<'z> {
         self.map.block_hash(entry.place).map(BlockHash)
     }
 
+    /// The block before `block`, `Some(None)` at the start of a prompt; `None` if `block` is not
+    /// known.
+    pub fn parent(&self, block: BlockHash) -> Option<Option<BlockHash>> {
+        let Place { run, offset } = self.map.slot_place(self.map.find(block.0)?);
+        let before = match offset.checked_sub(1) {
+            Some(offset) => Some(Place { run, offset }),
+            None => self.map.run(run)?.parent,
+        };
+        match before {
+            Some(place) => Some(Some(BlockHash(self.map.block_hash(place)?))),
+            None => Some(None),
+        }
+    }
+
     /// Takes one reference from each; children stay, the engine names each block that goes.
     pub fn remove(
         &mut self,

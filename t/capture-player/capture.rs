@@ -6,7 +6,6 @@ use std::path::Path;
 
 use serde_json::Value;
 
-
 pub struct Capture {
     pub name: String,
     pub steps: Vec<Step>,
@@ -33,8 +32,7 @@ pub struct Request {
 impl Capture {
     pub fn read(path: &Path) -> crate::Result<Capture> {
         let text = fs::read_to_string(path)?;
-        let lines: Vec<Value> =
-            text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+        let lines: Vec<Value> = text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
         let of_kind = |kind: &'static str| lines.iter().filter(move |line| line["kind"] == kind);
         let responses: HashMap<&str, &Value> =
             of_kind("response").filter_map(|line| Some((line["id"].as_str()?, line))).collect();
