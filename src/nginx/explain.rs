@@ -22,18 +22,28 @@ use crate::types::{ServerId, Skip, Tier};
 
 const FIRST_TOKENS: usize = 8;
 
-type Answer = Result<Value, (u32, &'static str)>;
+/// Status and cause of an answer that explains nothing.
+type Refused = (u32, &'static str);
+type Answer = Result<Value, Refused>;
 
 pub unsafe extern "C" fn body_is_read(r: *mut ngx_http_request_t) {
-    const FAILED: (u32, &str) = (NGX_HTTP_INTERNAL_SERVER_ERROR, "internal error");
+    const FAILED: Refused = (NGX_HTTP_INTERNAL_SERVER_ERROR, "internal error");
     // SAFETY: nginx has read the body of a live request.
-    if let Err(refused) = guard(Err(FAILED), || unsafe { submit(r) }) {
-        // SAFETY: as above.
-        unsafe { finish(r, Err(refused)) };
+    unsafe {
+        let answered = match Endpoint::from_path(&path(r)) {
+            Some(endpoint) => guard(Err(FAILED), || submit(r, endpoint)).err().map(Err),
+            None => {
+                let skipped = Outcome { model: None, result: Err(Skip::Path) };
+                Some(guard(Err(FAILED), || answer(r, &skipped)))
+            }
+        };
+        if let Some(answer) = answered {
+            finish(r, answer);
+        }
     }
 }
 
-unsafe fn submit(r: *mut ngx_http_request_t) -> Result<(), (u32, &'static str)> {
+unsafe fn submit(r: *mut ngx_http_request_t, endpoint: Endpoint) -> Result<(), Refused> {
     // SAFETY: the request is live and its body is read.
     unsafe {
         let process =
@@ -42,7 +52,7 @@ unsafe fn submit(r: *mut ngx_http_request_t) -> Result<(), (u32, &'static str)> 
         let body = Body::collect(r).map_err(|_| unreadable)?;
         let context = Context::attach(r).ok_or(unreadable)?;
         let job = Job {
-            endpoint: endpoint(r)?,
+            endpoint,
             body,
             max_text: location_conf(r).max_text(),
             deadline: None,
@@ -62,13 +72,6 @@ unsafe fn submit(r: *mut ngx_http_request_t) -> Result<(), (u32, &'static str)> 
 unsafe fn path(r: *mut ngx_http_request_t) -> String {
     // SAFETY: the caller's request is live.
     unsafe { argument(r, "path") }.unwrap_or_else(|| "/v1/chat/completions".to_owned())
-}
-
-unsafe fn endpoint(r: *mut ngx_http_request_t) -> Result<Endpoint, (u32, &'static str)> {
-    // SAFETY: as above.
-    let path = unsafe { path(r) };
-    Endpoint::from_path(&path)
-        .ok_or((NGX_HTTP_BAD_REQUEST, "requests to this path are not tokenized"))
 }
 
 unsafe fn resume(r: *mut ngx_http_request_t, outcome: Outcome) {

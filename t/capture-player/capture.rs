@@ -1,6 +1,6 @@
 //! One capture: events and requests in the order in which they were seen.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::Path;
 
@@ -9,6 +9,8 @@ use serde_json::Value;
 pub struct Capture {
     pub name: String,
     pub steps: Vec<Step>,
+    /// Sockets that the events came from: data-parallel ranks have one each.
+    pub sources: usize,
 }
 
 pub enum Step {
@@ -57,8 +59,10 @@ impl Capture {
                 _ => {}
             }
         }
+        let sources: HashSet<&str> =
+            of_kind("event").filter_map(|line| line["source"].as_str()).collect();
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(Capture { name, steps })
+        Ok(Capture { name, steps, sources: sources.len() })
     }
 
     pub fn models(&self) -> impl Iterator<Item = &str> {
@@ -110,6 +114,9 @@ fn request(line: &Value, responses: &HashMap<&str, &Value>, version: &Value) -> 
 fn cached(body: &Value, response: &Value, version: &Value) -> Result<u64, &'static str> {
     if body["echo"] == true && !body["logprobs"].is_null() {
         return Err("echo with logprobs does not read the cache");
+    }
+    if body["prompt"].as_array().is_some_and(|all| all.len() > 1 && !all[0].is_number()) {
+        return Err("of several prompts the engine reports the last");
     }
     let usage = &response["json"]["usage"];
     match usage["prompt_tokens_details"]["cached_tokens"].as_u64() {

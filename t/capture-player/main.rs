@@ -13,7 +13,7 @@ mod publisher;
 use std::error::Error;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
@@ -49,7 +49,10 @@ fn captures(dir: &str) -> Result<Vec<Capture>> {
         fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "jsonl"));
     paths.sort();
-    paths.iter().map(|path: &std::path::PathBuf| Capture::read(Path::new(path))).collect()
+    let read: Vec<Capture> =
+        paths.iter().map(|path: &PathBuf| Capture::read(path)).collect::<Result<_>>()?;
+    // One subscription follows one rank.
+    Ok(read.into_iter().filter(|capture| capture.sources <= 1).collect())
 }
 
 fn ports(first: u16, n: usize) -> [u16; 3] {
