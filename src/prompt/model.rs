@@ -202,7 +202,7 @@ impl<'a> Folder<'a> {
         let has = |token: &&str| {
             added.is_some_and(|added| added.iter().any(|known| known["content"] == **token))
         };
-        Ok(HARMONY.iter().all(|token| has(&token)))
+        Ok(HARMONY.iter().all(has))
     }
 }
 

@@ -159,7 +159,7 @@ impl Object for List {
 pub(crate) struct Dict {
     entries: Vec<(Arc<str>, Json)>,
     /// Places of the keys, once there are more than [`Dict::SCAN`].
-    index: Option<Box<HashMap<Arc<str>, usize>>>,
+    index: Option<HashMap<Arc<str>, usize>>,
 }
 
 impl Dict {
@@ -177,7 +177,7 @@ impl Dict {
         if self.index.is_none() && self.entries.len() > Self::SCAN {
             let places = self.entries.iter().enumerate();
             let index = places.map(|(at, (key, _))| (Arc::clone(key), at)).collect();
-            self.index = Some(Box::new(index));
+            self.index = Some(index);
         }
     }
 

@@ -165,13 +165,10 @@ fn tojson(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Er
         Ok(args.get(at).cloned().or(named).filter(|value| !value.is_none()))
     };
     let ascii = argument(0, "ensure_ascii")?.is_some_and(|value| value.is_true());
-    let indent = match argument(1, "indent")? {
-        None => None,
-        Some(indent) => Some(match indent.as_str() {
-            Some(indent) => indent.to_owned(),
-            None => " ".repeat(indent.as_usize().unwrap_or(0).min(64)),
-        }),
-    };
+    let indent = argument(1, "indent")?.map(|indent| match indent.as_str() {
+        Some(indent) => indent.to_owned(),
+        None => " ".repeat(indent.as_usize().unwrap_or(0).min(64)),
+    });
     let separators = argument(2, "separators")?;
     let sort_keys = argument(3, "sort_keys")?.is_some_and(|value| value.is_true());
     kwargs.assert_all_used()?;

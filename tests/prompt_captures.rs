@@ -1,0 +1,105 @@
+//! The captured requests to real engines: our token ids must be those that the engine prefilled.
+//!
+//! `TOKENIZERS_DIR` names a folder with a folder `qwen3` (`scripts/fetch-test-tokenizers`). Without
+//! it the test says that it is skipped.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ngx_http_kvc_aware_module::prompt::{Endpoint, Limits, ModelSpec, Models};
+use serde_json::Value;
+
+const LIMITS: Limits = Limits { max_text: 16 << 20, deadline: None };
+
+/// The model of the captures and its adapters.
+const MODEL: &str = "qwen3-tiny";
+const ADAPTERS: [&str; 2] = ["lora-a", "lora-b"];
+
+fn captures() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("t/captures");
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let is_capture = |file: &PathBuf| {
+        let name = file.file_name().unwrap().to_string_lossy().into_owned();
+        name.contains("qwen3_") && name.ends_with(".jsonl")
+    };
+    let mut files: Vec<_> = files.filter(is_capture).collect();
+    files.sort();
+    files
+}
+
+fn lines(file: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(file).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn models() -> Option<Models> {
+    let Some(tokenizers) = std::env::var_os("TOKENIZERS_DIR") else {
+        println!("skipped: TOKENIZERS_DIR is not set");
+        return None;
+    };
+    let models = Models::new(vec![ModelSpec {
+        name: MODEL.to_owned(),
+        dir: Path::new(&tokenizers).join("qwen3"),
+        loras: ADAPTERS.map(str::to_owned).to_vec(),
+        ..ModelSpec::default()
+    }]);
+    models.load_all(|_, result| {
+        result.unwrap();
+    });
+    Some(models)
+}
+
+/// What the engine prefilled: the first prompt's ids that `render` tells, else `tokenize`, else those
+/// of the request itself.
+fn engine_ids(request: &Value) -> Option<Vec<u64>> {
+    let render = &request["render"];
+    let told = [&render["json"], &render["json"][0], &request["tokenize"]["json"]];
+    let told = told
+        .iter()
+        .find_map(|told| told["token_ids"].as_array().or_else(|| told["tokens"].as_array()));
+    let ids = told.or_else(|| request["body"]["prompt"].as_array())?;
+    Some(ids.iter().map(|id| id.as_u64().unwrap()).collect())
+}
+
+#[test]
+fn token_ids_are_those_of_the_engine() {
+    let Some(models) = models() else { return };
+    let (mut equal, mut differ, mut adapters) = (0, Vec::new(), 0);
+    for file in captures() {
+        let lines = lines(&file);
+        let refused: BTreeSet<&str> = lines
+            .iter()
+            .filter(|line| line["kind"] == "response" && line["status"] != 200)
+            .map(|line| line["id"].as_str().unwrap())
+            .collect();
+        for request in lines.iter().filter(|line| line["kind"] == "request") {
+            let (id, path) = (request["id"].as_str().unwrap(), request["path"].as_str().unwrap());
+            let Some(endpoint) = Endpoint::from_path(path) else { continue };
+            let body = request["body"].to_string();
+            let what = format!("{} {id}", file.file_name().unwrap().to_string_lossy());
+            let result = models.tokenize(endpoint, body.as_bytes(), &LIMITS, false, |_| ()).result;
+            if refused.contains(id) {
+                continue;
+            }
+            let engine = engine_ids(request).unwrap_or_else(|| panic!("{what}: no ids"));
+            match result {
+                Ok(tokens) if tokens.ids.iter().map(|id| u64::from(*id)).eq(engine) => {
+                    equal += 1;
+                    let model = request["body"]["model"].as_str().unwrap();
+                    let adapter = ADAPTERS.contains(&model).then_some(model);
+                    assert_eq!(tokens.lora.as_deref(), adapter, "{what}");
+                    adapters += usize::from(adapter.is_some());
+                    let salt = request["body"]["cache_salt"].as_str();
+                    assert_eq!(tokens.salt.as_deref(), salt, "{what}");
+                }
+                Ok(tokens) => differ.push(format!("{what}: {} tokens differ", tokens.ids.len())),
+                Err(skip) => differ.push(format!("{what}: {skip}")),
+            }
+        }
+    }
+    println!("{equal} equal, {adapters} of them for adapters, {} differ", differ.len());
+    differ.iter().for_each(|line| println!("  {line}"));
+    assert!(differ.is_empty() && equal > 0);
+}
