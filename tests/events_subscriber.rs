@@ -35,6 +35,7 @@ fn a_late_subscriber_learns_all_from_the_replay_in_every_framing() {
         assert_eq!(row.get(ServerField::Connected), 1);
         assert_eq!(row.error(), ServerError::None);
         assert_eq!(row.get(ServerField::Restarts), 0);
+        assert_eq!(row.get(ServerField::Replays), 1);
         subscriber.stop();
         assert_eq!(bench.zone().lease().holder(), None);
     }

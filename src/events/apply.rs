@@ -94,7 +94,7 @@ impl<'z> Applier<'z> {
     pub fn clear(&mut self, id: ServerId) {
         let row = self.zone.server(id);
         row.set(ServerField::Applying, 1);
-        self.writer.clear(id);
+        self.forget_blocks(id);
         for field in [ServerField::NextSeq, ServerField::BlockSize, ServerField::Group] {
             row.set(field, 0);
         }
@@ -105,8 +105,15 @@ impl<'z> Applier<'z> {
 
     /// Forgets the server's blocks, but not how far it was followed.
     pub fn distrust(&mut self, id: ServerId) {
-        self.writer.clear(id);
+        self.forget_blocks(id);
         self.count(id);
+    }
+
+    /// To clear a server takes a sweep over the index, so not where there is nothing.
+    fn forget_blocks(&mut self, id: ServerId) {
+        if self.writer.index().server_blocks(id).iter().any(|count| *count > 0) {
+            self.writer.clear(id);
+        }
     }
 
     /// What an earlier process applied of this server, if it is whole.

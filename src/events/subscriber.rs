@@ -132,8 +132,11 @@ impl Thread {
         let contexts: Vec<Context> =
             (0..servers.len().div_ceil(CONTEXT_SERVERS)).map(|_| Context::new()).collect();
         let mut gone = self.unconfigured(&mut applier, &servers);
-        let mut links: Vec<Link<'static>> =
-            servers.iter().filter_map(|server| self.link(&mut applier, server, &servers)).collect();
+        let mut links: Vec<Link<'static>> = servers
+            .iter()
+            .take_while(|_| !self.stopping())
+            .filter_map(|server| self.link(&mut applier, server, &servers))
+            .collect();
         let started = Instant::now();
         let (mut ticked, mut reaped) = (None, started);
         while !self.stopping() && !self.zone.lease().is_wanted_by_other(self.me) {
@@ -192,7 +195,7 @@ impl Thread {
         let rows = self.zone.servers();
         let gone: Vec<ServerId> =
             rows.claimed().map(|(id, _)| id).filter(|id| !configured(*id)).collect();
-        for id in &gone {
+        for id in gone.iter().take_while(|_| !self.stopping()) {
             applier.clear(*id);
             self.zone.server(*id).set_mode(Mode::Approximate);
         }

@@ -92,6 +92,7 @@ enum Step {
     Connect,
     Restart(usize),
     Takeover,
+    Verify,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -108,6 +109,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         3 => Just(Step::Connect),
         1 => (0usize..9).prop_map(Step::Restart),
         1 => Just(Step::Takeover),
+        1 => Just(Step::Verify),
     ];
     proptest::collection::vec(step, 0..120)
 }
@@ -174,6 +176,12 @@ impl World {
                 }
             }
             Step::Takeover => self.takeover(),
+            Step::Verify => {
+                if self.gateway.connected {
+                    self.gateway.with(|flow, mut act| flow.verify(&mut act));
+                    self.drop_old_replies();
+                }
+            }
         }
     }
 
@@ -293,6 +301,19 @@ fn live_messages_wait_in_order_and_past_the_bound_they_are_counted() {
     world.gateway.dropped.clear();
     world.settle();
     assert_eq!(world.gateway.holds, world.engine.holds);
+}
+
+#[test]
+fn a_loss_that_nothing_follows_is_found_when_asked() {
+    let mut world = World::new(usize::MAX, true);
+    world.settle();
+    world.step(Step::Publish(vec![3]));
+    world.step(Step::Lose(1));
+    world.step(Step::Verify);
+    world.step(Step::Answer);
+    world.step(Step::Reply(9));
+    assert_eq!(world.gateway.holds, world.engine.holds);
+    assert_eq!(world.gateway.holds.get(&3), Some(&1));
 }
 
 #[test]

@@ -33,6 +33,7 @@ impl<'z> Link<'z> {
             Action::Apply { message, origin } => self.apply(&message, origin, applier),
             Action::Clear(cause) => self.cleared(cause, now, applier),
             Action::Replay(from) => {
+                self.row.add(ServerField::Replays, u64::from(!self.verifying));
                 self.replay = None;
                 self.wanted = Some((from, now + self.pause));
             }

@@ -44,6 +44,8 @@ pub struct Link<'z> {
     wanted: Option<(u64, Instant)>,
     verify_at: Option<Instant>,
     verified: bool,
+    /// The replay that is asked for now is no sign of trouble, and not counted.
+    verifying: bool,
     probe_at: Option<Instant>,
     cleared_at: Option<Instant>,
     pause: Duration,
@@ -82,6 +84,7 @@ impl<'z> Link<'z> {
             wanted: None,
             verify_at: None,
             verified: false,
+            verifying: false,
             probe_at: None,
             cleared_at: None,
             pause: Duration::ZERO,
@@ -140,7 +143,9 @@ impl<'z> Link<'z> {
         }
         if self.verify_at.is_some_and(|at| now >= at) {
             self.verify_at = None;
+            self.verifying = true;
             self.flow(applier, |flow, mut act| flow.verify(&mut act));
+            self.verifying = false;
         }
         if self.probe_at.is_some_and(|at| now >= at) && self.replay.is_none() && may_replay {
             self.probe_at = None;
@@ -233,10 +238,7 @@ impl<'z> Link<'z> {
     ) {
         let Some(endpoint) = &self.server.replay else { return };
         match Replay::ask(context, endpoint, from, probing) {
-            Ok(replay) => {
-                self.replay = Some(replay);
-                self.row.add(ServerField::Replays, 1);
-            }
+            Ok(replay) => self.replay = Some(replay),
             Err(error) => {
                 let text = format!("replay of {endpoint} cannot be asked for: {error}");
                 self.log.seldom(Kind::Replay, Level::Error, &text, now);
