@@ -414,6 +414,10 @@ impl<'z> Writer<'z> {
             return 0;
         }
         let gone = self.index().server_blocks(server).iter().sum();
+        if gone == 0 {
+            // The sweep below goes over the whole index.
+            return 0;
+        }
         self.begin(server);
         let mut runs = Vec::new();
         self.map.sweep_entries(|entry| {
