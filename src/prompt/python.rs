@@ -73,8 +73,7 @@ impl Json {
             Json::Bool(value) => Value::from(*value),
             Json::Int(value) => Value::from(*value),
             Json::Big(digits) => big(digits),
-            Json::Float(value) if repr::is_plain(*value) => Value::from(*value),
-            Json::Float(value) => Value::from_object(OddNumber::Float(*value)),
+            Json::Float(value) => Value::from(*value),
             Json::Str(text) => Value::from(Arc::clone(text)),
             Json::List(list) => Value::from_dyn_object(Arc::clone(list)),
             Json::Dict(dict) => Value::from_dyn_object(Arc::clone(dict)),
@@ -85,45 +84,53 @@ impl Json {
 fn big(digits: &Arc<str>) -> Value {
     match digits.parse::<i128>() {
         Ok(int) => Value::from(int),
-        Err(_) => Value::from_object(OddNumber::Int(Arc::clone(digits))),
+        Err(_) => Value::from_object(BigInt(Arc::clone(digits))),
     }
 }
 
-/// A number that the template engine would print or round differently than Python. It prints and
-/// compares with its like; arithmetic on it is an error, never a wrong number.
+/// An integer beyond 128 bits. It prints and equals its like; arithmetic on it is an error.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum OddNumber {
-    /// Not finite, or one that Python prints with an exponent.
-    Float(f64),
-    /// Beyond 128 bits.
-    Int(Arc<str>),
-}
+pub(crate) struct BigInt(pub Arc<str>);
 
-impl Object for OddNumber {
+impl Object for BigInt {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         ObjectRepr::Plain
     }
 
-    fn is_true(self: &Arc<Self>) -> bool {
-        true
-    }
-
     fn custom_cmp(self: &Arc<Self>, other: &DynObject) -> Option<std::cmp::Ordering> {
-        let other = other.downcast_ref::<OddNumber>()?;
-        match (&**self, other) {
-            (OddNumber::Float(a), OddNumber::Float(b)) => a.partial_cmp(b),
-            (OddNumber::Int(a), OddNumber::Int(b)) if a == b => Some(std::cmp::Ordering::Equal),
-            _ => None,
-        }
+        let other = other.downcast_ref::<BigInt>()?;
+        (**self == *other).then_some(std::cmp::Ordering::Equal)
     }
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &**self {
-            OddNumber::Float(value) => f.write_str(&repr::float(*value)),
-            OddNumber::Int(digits) => f.write_str(digits),
-        }
+        f.write_str(&self.0)
     }
 }
+
+/// What `d.items` without a call is: it is there, whatever keys the dict has, and no more is known.
+#[derive(Debug)]
+struct Method;
+
+impl Object for Method {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+}
+
+/// Methods of Python's dict.
+const METHODS: [&str; 11] = [
+    "clear",
+    "copy",
+    "fromkeys",
+    "get",
+    "items",
+    "keys",
+    "pop",
+    "popitem",
+    "setdefault",
+    "update",
+    "values",
+];
 
 #[derive(Debug, Default)]
 pub(crate) struct List(pub Vec<Json>);
@@ -215,7 +222,11 @@ impl Object for Dict {
         self.get(key.as_str()?).map(Json::to_value)
     }
 
+    /// An attribute: methods come before keys.
     fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
+        if METHODS.contains(&key) {
+            return Some(Value::from_object(Method));
+        }
         self.get(key).map(Json::to_value)
     }
 

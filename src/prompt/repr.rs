@@ -5,13 +5,14 @@ use std::fmt::{self, Write};
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 
-use super::python::{Dict, Json, OddNumber};
+use super::jinja::unforeseen;
+use super::python::{BigInt, Dict, Json};
 
 /// Containers nested deeper than this are an error, as Python has its own limit.
 const MAX_DEPTH: usize = 400;
 
-/// Whether the template engine itself prints a float as Python does.
-pub(crate) fn is_plain(value: f64) -> bool {
+/// Whether Python prints a float without an exponent.
+fn is_plain(value: f64) -> bool {
     value == 0.0 || (1e-4..1e16).contains(&value.abs())
 }
 
@@ -132,8 +133,7 @@ fn shape(value: &Value) -> Shape<'_> {
         // Two lists that were added come back as an iterable of known length.
         ValueKind::Iterable if value.len().is_some() => Shape::List,
         _ => match value.downcast_object_ref() {
-            Some(OddNumber::Float(value)) => Shape::Float(*value),
-            Some(OddNumber::Int(digits)) => Shape::Int(digits.to_string()),
+            Some(BigInt(digits)) => Shape::Int(digits.to_string()),
             None => Shape::Other,
         },
     }
@@ -214,8 +214,7 @@ fn check_depth(depth: usize) -> Result<(), Error> {
 
 /// Python prints an object's address or the like here.
 fn unprintable(value: &Value) -> Error {
-    let detail = format!("{} has no text that can be foretold", value.kind());
-    Error::new(ErrorKind::InvalidOperation, detail)
+    unforeseen(&format!("the text of a {}", value.kind()))
 }
 
 /// `json.dumps` with the settings that Hugging Face's `tojson` filter passes on.

@@ -2,7 +2,9 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use minijinja::{Error, ErrorKind};
+use minijinja::Error;
+
+use super::unforeseen;
 
 /// A moment in UTC.
 #[derive(Clone, Copy, Debug)]
@@ -72,9 +74,7 @@ impl Moment {
             if !pad {
                 code = rest.next();
             }
-            out.push_str(&self.field(code, pad).ok_or_else(|| {
-                Error::new(ErrorKind::InvalidOperation, format!("strftime: \"{format}\""))
-            })?);
+            out.push_str(&self.field(code, pad).ok_or_else(|| unforeseen(format))?);
         }
         Ok(out)
     }

@@ -5,8 +5,21 @@ use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
-use super::text;
+use super::{numbers, text, unforeseen};
 use crate::prompt::repr;
+
+/// Methods of Python's str that are not here.
+const UNFORESEEN: [&str; 9] = [
+    "casefold",
+    "encode",
+    "expandtabs",
+    "format_map",
+    "isidentifier",
+    "isprintable",
+    "istitle",
+    "maketrans",
+    "translate",
+];
 
 pub(super) fn call(
     state: &mut State<'_, '_>,
@@ -46,11 +59,13 @@ fn of_str(state: &State<'_, '_>, s: &str, method: &str, args: &[Value]) -> Resul
         "count" => text::count(s, one()?).into(),
         "partition" => partition(s, one()?, s.find(one()?), false)?,
         "rpartition" => partition(s, one()?, s.rfind(one()?), true)?,
-        "format" => format(FormatStyle::StrFormat, s, args)?.into(),
+        "format" => format(FormatStyle::StrFormat, s, &numbers::printable(args.to_vec())?)?.into(),
         "zfill" => zfill(state, s, args)?,
         "ljust" | "rjust" | "center" => pad(state, s, method, args)?,
         _ => {
-            none()?;
+            if !UNFORESEEN.contains(&method) {
+                none()?;
+            }
             return plain(s, method);
         }
     })
@@ -67,15 +82,23 @@ fn plain(s: &str, method: &str) -> Result<Value, Error> {
         "capitalize" => text::capitalize(s).into(),
         "swapcase" => text::swapcase(s).into(),
         "isspace" => every(text::is_space).into(),
-        "isdigit" | "isdecimal" if s.is_ascii() => every(|c| c.is_ascii_digit()).into(),
-        "isnumeric" => every(char::is_numeric).into(),
+        "isdigit" | "isdecimal" | "isnumeric" => is_number(s, method)?.into(),
         "isalnum" => every(char::is_alphanumeric).into(),
         "isalpha" => every(char::is_alphabetic).into(),
         "isascii" => s.is_ascii().into(),
         "islower" => (s.chars().any(cased) && !s.chars().any(char::is_uppercase)).into(),
         "isupper" => (s.chars().any(cased) && !s.chars().any(char::is_lowercase)).into(),
+        name if UNFORESEEN.contains(&name) => return Err(unforeseen(name)),
         _ => return Err(Error::from(ErrorKind::UnknownMethod)),
     })
+}
+
+/// Which numerals that are no ASCII digits count differs from method to method.
+fn is_number(s: &str, method: &str) -> Result<bool, Error> {
+    if s.is_empty() || s.chars().any(|c| !c.is_numeric() && (c.is_ascii() || !c.is_alphabetic())) {
+        return Ok(false);
+    }
+    if s.is_ascii() { Ok(true) } else { Err(unforeseen(method)) }
 }
 
 fn split(s: &str, from_right: bool, args: &[Value]) -> Result<Value, Error> {

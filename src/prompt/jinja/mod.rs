@@ -3,7 +3,7 @@
 //! | module | what it holds |
 //! | --- | --- |
 //! | `rewrite` | changes to a template's text, so that its operators are Python's |
-//! | `filters`, `methods`, `text` | filters, tests and methods that differ |
+//! | `filters`, `tests`, `methods` | those that differ, on top of `text` and `numbers` |
 //! | `format` | the form of content that a template wants |
 //! | `names` | the variables that it takes from outside |
 //! | `clock` | `strftime_now` |
@@ -15,7 +15,9 @@ mod filters;
 mod format;
 mod methods;
 mod names;
+mod numbers;
 mod rewrite;
+mod tests;
 mod text;
 mod tree;
 
@@ -48,7 +50,31 @@ pub(crate) struct Template {
     env: Environment<'static>,
     source: String,
     undeclared: HashSet<String>,
+    /// A macro reads `varargs` or `kwargs`, which minijinja does not have.
+    takes_any_arguments: bool,
     pub format: ContentFormat,
+}
+
+/// Something whose outcome in Python is not known here: the request is not reproduced, which is
+/// another thing than one that the engine refuses.
+#[derive(Debug, thiserror::Error)]
+#[error("not reproduced")]
+struct Unforeseen;
+
+pub(crate) fn unforeseen(what: &str) -> Error {
+    let detail = format!("{what} is not reproduced");
+    Error::new(ErrorKind::InvalidOperation, detail).with_source(Unforeseen)
+}
+
+fn is_unforeseen(error: &Error) -> bool {
+    let mut cause: Option<&dyn std::error::Error> = Some(error);
+    while let Some(error) = cause {
+        if error.is::<Unforeseen>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// What a rendering gave.
@@ -73,13 +99,19 @@ impl Template {
         env.set_fuel(Some(FUEL));
         env.set_auto_escape_callback(|_| AutoEscape::None);
         filters::install(&mut env);
+        tests::install(&mut env);
         env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message.to_string()))
         });
         env.add_function("strftime_now", strftime_now);
         env.add_template_owned(NAME, rewritten).map_err(|error| format!("{error:#}"))?;
-        let (undeclared, format) = (names::undeclared(&tree), format::detect(&tree));
-        Ok(Template { env, undeclared, format, source: source.to_owned() })
+        Ok(Template {
+            env,
+            undeclared: names::undeclared(&tree),
+            takes_any_arguments: names::takes_any_arguments(&tree),
+            format: format::detect(&tree),
+            source: source.to_owned(),
+        })
     }
 
     /// Whether the template takes this variable from outside.
@@ -93,6 +125,9 @@ impl Template {
 
     /// Renders at most `max_text` bytes.
     pub fn render(&self, variables: Vec<(&str, Value)>, job: &Job) -> Result<Rendered, Skip> {
+        if self.takes_any_arguments {
+            return Err(Skip::Unsupported);
+        }
         let run = Arc::new(Run {
             now: job.now.unwrap_or_else(Moment::now),
             dated: AtomicBool::new(false),
@@ -107,6 +142,7 @@ impl Template {
             (SinkState::Late, _) => return Err(Skip::Deadline),
             (SinkState::Full, _) | (_, Ok(_)) => {}
             (_, Err(error)) if error.kind() == ErrorKind::OutOfFuel => return Err(Skip::Deadline),
+            (_, Err(error)) if is_unforeseen(&error) => return Err(Skip::Unsupported),
             (_, Err(_)) => return Err(Skip::Refused),
         }
         let cut = sink.state == SinkState::Full;

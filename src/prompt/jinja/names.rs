@@ -9,16 +9,33 @@ use std::collections::HashSet;
 
 use minijinja::machinery::ast::{Expr, Stmt};
 
-use super::tree::{Node, children};
+use super::tree::{Node, children, walk};
 
 /// Names that Jinja2 itself defines.
 const GLOBALS: [&str; 6] = ["range", "dict", "lipsum", "cycler", "joiner", "namespace"];
+
+const ANY_ARGUMENTS: [&str; 2] = ["kwargs", "varargs"];
 
 pub(super) fn undeclared(template: &Stmt<'_>) -> HashSet<String> {
     let mut analysis = Analysis::default();
     let Stmt::Template(template) = template else { return HashSet::new() };
     analysis.frame(Frame::default(), &template.children);
     analysis.outside.into_iter().filter(|name| !GLOBALS.contains(name)).map(str::to_owned).collect()
+}
+
+/// Whether a macro reads the names that stand for its surplus arguments.
+pub(super) fn takes_any_arguments(template: &Stmt<'_>) -> bool {
+    let mut found = false;
+    walk(Node::Stmt(template), &mut |node| {
+        if let Node::Stmt(Stmt::Macro(node)) = node {
+            node.body.iter().for_each(|stmt| {
+                walk(Node::Stmt(stmt), &mut |node| {
+                    found |= matches!(node, Node::Expr(Expr::Var(var)) if ANY_ARGUMENTS.contains(&var.id));
+                });
+            });
+        }
+    });
+    found
 }
 
 #[derive(Default)]
