@@ -1,14 +1,15 @@
 //! Tokenizer threads, and the way back to the event loop.
 //!
 //! A job owns all that it needs. Its number stands for the request that waits for it; a request
-//! that ends takes the number out, and a late result finds nobody. Threads speak to the event loop
-//! through one mailbox, which an eventfd announces.
+//! that ends takes the number out: a job that has not begun is then passed over, and the result of
+//! one that has finds nobody. Threads speak to the event loop through one mailbox, which an eventfd
+//! announces.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::Instant;
 
@@ -108,11 +109,20 @@ impl Mailbox {
     }
 }
 
+/// Lives as long as somebody waits for a job.
+struct Wanted;
+
+struct Queued {
+    id: u64,
+    wanted: Weak<Wanted>,
+    job: Job,
+}
+
 pub struct Jobs {
     mailbox: Arc<Mailbox>,
-    queue: Option<Sender<(u64, Job)>>,
+    queue: Option<Sender<Queued>>,
     threads: Vec<JoinHandle<()>>,
-    waiters: RefCell<HashMap<u64, Waiter>>,
+    waiters: RefCell<HashMap<u64, (Waiter, Arc<Wanted>)>>,
     next: Cell<u64>,
     connection: *mut ngx_connection_t,
 }
@@ -148,8 +158,10 @@ impl Jobs {
     pub fn submit(&self, job: Job, waiter: Waiter) -> Result<u64, Job> {
         let id = self.next.replace(self.next.get() + 1);
         let Some(queue) = &self.queue else { return Err(job) };
-        queue.try_send((id, job)).map_err(|error| error.into_inner().1)?;
-        self.waiters.borrow_mut().insert(id, waiter);
+        let wanted = Arc::new(Wanted);
+        let queued = Queued { id, wanted: Arc::downgrade(&wanted), job };
+        queue.try_send(queued).map_err(|error| error.into_inner().job)?;
+        self.waiters.borrow_mut().insert(id, (waiter, wanted));
         Ok(id)
     }
 
@@ -158,9 +170,11 @@ impl Jobs {
         self.waiters.borrow_mut().remove(&id);
     }
 
-    /// Joins the threads: each ends with the job that it has in hand.
+    /// Joins the threads: each ends with the job that it has in hand. Nobody waits any more: a
+    /// worker that exits resumes no request.
     pub fn stop(&mut self) {
         self.queue = None;
+        self.waiters.borrow_mut().clear();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
@@ -184,7 +198,7 @@ impl Jobs {
         match letter {
             Letter::Done(id, outcome) => {
                 let waiter = self.waiters.borrow_mut().remove(&id);
-                if let Some(waiter) = waiter {
+                if let Some((waiter, _)) = waiter {
                     // SAFETY: a request takes its waiter out before it ends.
                     unsafe { (waiter.resume)(waiter.request, outcome) };
                 }
@@ -199,11 +213,13 @@ impl Jobs {
 fn worker(
     models: Arc<Models>,
     mailbox: Arc<Mailbox>,
-    jobs: Receiver<(u64, Job)>,
+    jobs: Receiver<Queued>,
 ) -> std::io::Result<JoinHandle<()>> {
     Builder::new().name("kvc-tokens".to_owned()).spawn(move || {
-        while let Ok((id, job)) = jobs.recv() {
-            mailbox.post(Letter::Done(id, job.run(&models)));
+        while let Ok(Queued { id, wanted, job }) = jobs.recv() {
+            if wanted.strong_count() > 0 {
+                mailbox.post(Letter::Done(id, job.run(&models)));
+            }
         }
     })
 }
