@@ -7,7 +7,8 @@ use nginx_sys::{
     NGX_HTTP_SPECIAL_RESPONSE, ngx_event_t, ngx_http_block_reading, ngx_http_core_loc_conf_t,
     ngx_http_core_module, ngx_http_core_run_phases, ngx_http_finalize_request,
     ngx_http_read_client_request_body, ngx_http_request_empty_handler, ngx_http_request_t,
-    ngx_http_run_posted_requests, ngx_http_test_reading, ngx_int_t,
+    ngx_http_run_posted_requests, ngx_http_test_reading, ngx_int_t, ngx_post_event,
+    ngx_posted_events,
 };
 
 use super::body::Body;
@@ -119,6 +120,12 @@ unsafe fn submit(r: *mut ngx_http_request_t) -> Result<(), Skip> {
         context.start_deadline(deadline, conf.deadline());
         (*r).read_event_handler = Some(ngx_http_test_reading);
         (*r).write_event_handler = Some(ngx_http_request_empty_handler);
+        // The client may have gone already, with the last bytes of its body: no event tells of it
+        // again.
+        let read = (*(*r).connection).read;
+        if (*read).ready() == 1 {
+            ngx_post_event(read, &raw mut ngx_posted_events);
+        }
         Ok(())
     }
 }
