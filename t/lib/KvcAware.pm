@@ -155,10 +155,12 @@ sub trim { my $text = shift; $text =~ s/^\s+|\s+$//g; $text }
 
 sub get { request('GET', @_) }
 
-# post($path, $body, name => value, ...): a body that is a reference is sent as JSON.
+# post($path, $body, name => value, ...): a body that is a hash or an array is sent as JSON, what
+# comes of a sub in chunks.
 sub post {
     my ($path, $body, %headers) = @_;
-    request('POST', $path, content => ref $body ? $JSON->encode($body) : $body,
+    my $data = ref $body eq 'HASH' || ref $body eq 'ARRAY';
+    request('POST', $path, content => $data ? $JSON->encode($body) : $body,
         headers => { 'content-type' => 'application/json', %headers });
 }
 
