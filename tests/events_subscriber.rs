@@ -1,5 +1,7 @@
 //! The subscriber against publishers on real sockets.
 
+#![allow(clippy::unwrap_used)]
+
 mod events_support;
 
 use events_support::{Bench, End, Framing, Publisher};
