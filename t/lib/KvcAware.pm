@@ -42,8 +42,8 @@ use Test::Nginx::Util qw($ServerPortForClient $ServRoot add_block_preprocessor
     add_cleanup_handler add_test_cleanup_handler config_preamble);
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(defaults get post vars index_page index_server explain_request wait_until settle
-    start_engine stop_engine kill_engine address engine_get fault
+our @EXPORT = qw(defaults get post open_post vars index_page index_server explain_request wait_until settle
+    start_engine stop_engine kill_engine address name_of engine_get fault
     error_log nginx_pid worker_pids reload);
 
 use constant INDEX     => '/internal/kv-index';
@@ -135,12 +135,7 @@ sub drive {
 sub await {
     my $what = shift;
     if ($what eq 'models') {
-        my $models = () = slurp("$ServRoot/conf/nginx.conf") =~ /^\s*kvc_aware_model\s/mg;
-        my $workers = worker_pids() || 1;
-        wait_until(sub {
-            my $lines = () = error_log() =~ /kvc_aware: model "[^"]+" (?:loaded|is not)/g;
-            return $lines >= $models * $workers;
-        }, 'the models are loaded');
+        await_models(0);
     } elsif ($what eq 'connected') {
         wait_until(sub { !grep { !index_server($_)->{connected} } keys %ENGINES },
             'every engine is connected');
@@ -148,6 +143,16 @@ sub await {
         die "unknown \"$what\" in --- await\n";
     }
 }
+
+# Waits until each worker has loaded each model, or given it up, after so many lines of it in the log.
+sub await_models {
+    my $before = shift;
+    my $models = () = slurp("$ServRoot/conf/nginx.conf") =~ /^\s*kvc_aware_model\s/mg;
+    my $lines = $before + $models * (worker_pids() || 1);
+    wait_until(sub { models_loaded() >= $lines }, 'the models are loaded');
+}
+
+sub models_loaded { scalar(() = error_log() =~ /kvc_aware: model "[^"]+" (?:loaded|is not)/g) }
 
 sub trim { my $text = shift; $text =~ s/^\s+|\s+$//g; $text }
 
@@ -162,6 +167,17 @@ sub post {
     my $data = ref $body eq 'HASH' || ref $body eq 'ARRAY';
     request('POST', $path, content => $data ? $JSON->encode($body) : $body,
         headers => { 'content-type' => 'application/json', %headers });
+}
+
+# Sends what post() sends, without waiting for the answer; the connection.
+sub open_post {
+    my ($path, $body) = @_;
+    my $text = ref $body ? $JSON->encode($body) : $body;
+    my $socket = IO::Socket::INET->new("127.0.0.1:$ServerPortForClient") or die "connect: $!\n";
+    $socket->autoflush;
+    print $socket join "\r\n", "POST $path HTTP/1.1", 'Host: a', 'Connection: close',
+        'Content-Length: ' . length $text, '', $text;
+    return $socket;
 }
 
 sub request {
@@ -233,6 +249,12 @@ sub settle {
 # ---- engines
 
 sub address { engine(shift)->{address} }
+
+# The engine of an address; the address itself if it is none's.
+sub name_of {
+    my $address = shift;
+    return (grep { address($_) eq $address } keys %ENGINES)[0] // $address;
+}
 
 sub engine {
     my $name = shift;
@@ -321,14 +343,17 @@ sub worker_pids {
         split /\n/, `ps --ppid $master -o pid=,args=`;
 }
 
-# Sends HUP and waits until as many new workers are there and the old ones drain or are gone.
+# Sends HUP and waits until as many new workers are there, with their models, and the old ones drain
+# or are gone.
 sub reload {
+    my $loaded = models_loaded();
     my %old = map { $_ => 1 } worker_pids();
     kill 'HUP', nginx_pid();
     wait_until(sub {
         my @now = worker_pids();
         return @now >= keys %old && !grep { $old{$_} } @now;
     }, 'workers of the new cycle');
+    await_models($loaded);
 }
 
 sub slurp {
