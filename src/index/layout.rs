@@ -110,7 +110,7 @@ impl Layout {
     }
 
     pub fn most_entries(&self) -> u64 {
-        (self.entries * 27 / 32) as u64
+        (self.entries * 13 / 16) as u64
     }
 }
 

@@ -4,8 +4,11 @@
 //! 0 is a free slot. The first slot of a line also counts the keys that found the line full.
 #![forbid(unsafe_code)]
 
+use std::hint;
+
 use super::layout::{H_KNOWN, LINE_SLOTS, Map, Place, SLOT, spread};
 use super::seqlock;
+use crate::types::BlockHash;
 
 const CHILDREN: u32 = Place::BITS;
 pub(super) const MOST_CHILDREN: u64 = (1 << 20) - 1;
@@ -50,6 +53,12 @@ impl Map<'_> {
             line = self.next_line(line);
         }
         None
+    }
+
+    /// Loads the lines where these blocks belong, so that the misses overlap.
+    pub fn warm_slots(&self, blocks: impl Iterator<Item = BlockHash>) {
+        let first = |b: BlockHash| self.get(self.line(spread(b.0, self.layout.lines)));
+        hint::black_box(blocks.fold(0, |all, block| all ^ first(block)));
     }
 
     #[inline]

@@ -148,6 +148,8 @@ impl<'z> Writer<'z> {
         if !self.make_room(blocks.len(), parent.map(|parent| parent.place.run)) {
             return Err(Stop::Full);
         }
+        self.map.warm_slots(blocks.iter().map(|stored| stored.block));
+        self.map.warm_entries(owner.server, blocks.iter().map(|stored| stored.engine));
         let stretch = self.plan(parent, blocks)?;
         self.drop_other_name(owner, blocks[0].engine, stretch.run, stretch.from, outcome);
         self.map.load_holders(stretch.run, &mut self.list);
@@ -338,6 +340,7 @@ impl<'z> Writer<'z> {
         }
         let owner = Owner { server: server.0, tier: tier as u8 };
         self.begin(server);
+        self.map.warm_entries(server.0, engines.iter().take(STRETCH).copied());
         for engine in engines {
             match self.map.find_entry(owner.server, owner.tier, engine.0) {
                 None => outcome.unknown += 1,
