@@ -4,8 +4,6 @@
 //! offset, so that each process may map it elsewhere.
 #![forbid(unsafe_code)]
 
-#[cfg(test)]
-mod crash;
 mod entries;
 mod evict;
 mod holders;
@@ -15,6 +13,8 @@ mod repair;
 mod runs;
 mod seqlock;
 mod table;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 use crate::types::{BlockHash, EngineHash, ServerId, Tier};

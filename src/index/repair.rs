@@ -27,8 +27,9 @@ impl Writer<'_> {
         for run in runs {
             self.prune(run);
         }
-        map.set(H_JOURNAL, 0);
         leave(map.word(H_REPAIR));
+        // Last: a kill before it is told of the torn server again.
+        map.set(H_JOURNAL, 0);
         torn.map(ServerId).into_iter().collect()
     }
 

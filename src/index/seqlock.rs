@@ -64,7 +64,7 @@ impl Word for AtomicU64 {
     #[inline(always)]
     fn set(&self, value: u64) {
         #[cfg(test)]
-        super::crash::tick();
+        super::tests::crash::tick();
         self.store(value, Ordering::Release);
     }
 }

@@ -1,0 +1,4 @@
+mod oracle;
+mod property;
+
+pub(super) mod crash;
