@@ -46,6 +46,7 @@ chat: sessions of several turns
   --rate N             requests/s, Poisson                  as fast as they are answered
   --progress 0|1       1
   --json FILE          writes the summary
+  --records FILE       writes what became of each request, one JSON object a line
 mixed: all that clients do; also
   --requests N         1000
   --abort PART         of the clients that go away early    0.05
@@ -152,6 +153,10 @@ impl Options {
         let summary = report::summary(&self.text("--label", "run"), records, elapsed);
         if let Some(file) = self.values.get("--json") {
             fs::write(file, format!("{summary:#}\n"))?;
+        }
+        if let Some(file) = self.values.get("--records") {
+            let lines: String = records.iter().map(|record| record.line() + "\n").collect();
+            fs::write(file, lines)?;
         }
         println!("{}", report::table(std::slice::from_ref(&summary)));
         for name in ["servers", "errors", "statuses"] {

@@ -47,6 +47,24 @@ impl Record {
         record
     }
 
+    /// Everything but the text, as a JSON object.
+    pub fn line(&self) -> String {
+        json!({
+            "id": self.id,
+            "kind": self.kind,
+            "at": self.at,
+            "ttft": self.ttft,
+            "total": self.total,
+            "prompt": self.prompt,
+            "cached": self.cached,
+            "matched": self.matched,
+            "status": self.status,
+            "server": self.server,
+            "error": self.error,
+        })
+        .to_string()
+    }
+
     fn read(&mut self, answer: &Answer, expected: u16) {
         self.total = answer.total.as_secs_f64();
         let address = answer.header("x-mock-engine").or(answer.header("x-upstream"));
