@@ -249,7 +249,31 @@ misses($ask->(undef), 'no salt');
 settle();
 hits($ask->(undef, cache_salt => 'x'), 'a', 'still the same salt');
 
-=== TEST 9: engines of two block sizes
+=== TEST 9: an adapter and its base model keep apart
+--- engines
+a --lora support,legal
+b --lora support,legal
+--- http_config
+    kvc_aware_zone kvc:8m;
+    kvc_aware_model tiny $TEST_NGINX_ROOT/t/models/tiny lora=support,legal;
+    upstream engines {
+        kvc_aware kvc;
+        $TEST_NGINX_SERVERS
+    }
+--- drive
+turn(conversation('Ann'), 'a', model => 'support');
+settle();
+hits(turn(conversation('Ann'), undef, model => 'support'), 'a', 'the same adapter');
+settle();
+for my $model ('legal', 'tiny') {
+    my $answer = turn(conversation('Ann'), undef, model => $model);
+    misses($answer, "$model");
+    is(vars($answer)->{model}, 'tiny', "$model: the model");
+    settle();
+}
+hits(turn(conversation('Ann'), undef, model => 'support'), 'a', 'still the same adapter');
+
+=== TEST 10: engines of two block sizes
 --- engines
 a --block-size 16
 b --block-size 48
@@ -265,7 +289,7 @@ for my $name (qw(a b)) {
     settle();
 }
 
-=== TEST 10: a prompt that both hold in part goes to the one that holds more
+=== TEST 11: a prompt that both hold in part goes to the one that holds more
 --- drive
 my $talk = conversation('Ann');
 turn($talk, 'a');
@@ -274,7 +298,7 @@ turn($talk, 'b') for 1 .. 3;
 settle();
 hits(turn($talk), 'b', 'more');
 
-=== TEST 11: an engine that restarts has nothing any more
+=== TEST 12: an engine that restarts has nothing any more
 --- drive
 my $talk = conversation('Ann');
 turn($talk, 'a') for 1 .. 2;
@@ -289,7 +313,7 @@ hits(turn($talk), (grep { engine_get($_, 'state')->{cached_hashes} } qw(a b))[0]
 --- error_log eval
 qr/\[notice\] .*kvc_aware: server 127.0.0.1:\d+: the engine restarted, its blocks are learned again/
 
-=== TEST 12: a process that dies and comes back has nothing any more
+=== TEST 13: a process that dies and comes back has nothing any more
 --- drive
 my $talk = conversation('Ann');
 turn($talk, 'a') for 1 .. 2;
@@ -303,7 +327,7 @@ wait_until(sub { index_server('a')->{restarts} == 1 }, 'the restart is seen');
 mirrors('a', 'after');
 misses(turn($talk), 'after');
 
-=== TEST 13: a restarted engine that has passed the old number is found out
+=== TEST 14: a restarted engine that has passed the old number is found out
 --- drive
 my $talk = conversation('Ann');
 turn($talk, 'a');
@@ -316,7 +340,7 @@ wait_until(sub { index_server('a')->{restarts} == 1 }, 'the restart is seen');
 mirrors('a', 'after');
 misses(turn($talk), 'after');
 
-=== TEST 14: a gap is filled by a replay
+=== TEST 15: a gap is filled by a replay
 --- drive
 my $talk = conversation('Ann');
 turn(conversation('Bob'), 'a');
@@ -331,7 +355,7 @@ is("$row->{mode} $row->{error}", 'events ', 'filled');
 mirrors('a', 'after');
 hits(turn($talk), 'a', 'what was told in the gap');
 
-=== TEST 15: a gap that cannot be filled clears the server
+=== TEST 16: a gap that cannot be filled clears the server
 --- drive
 my $talk = conversation('Ann');
 turn($talk, 'a');
@@ -352,7 +376,7 @@ hits(turn($new), 'a', 'what is told from now on counts');
 --- error_log eval
 qr/\[warn\] .*kvc_aware: server 127.0.0.1:\d+: events were lost and could not be replayed, its blocks are learned again;/
 
-=== TEST 16: a cleared cache
+=== TEST 17: a cleared cache
 --- drive
 my $talk = conversation('Ann');
 turn($talk, 'a');
@@ -363,7 +387,7 @@ mirrors('a', 'after');
 misses(turn($talk), 'after');
 is(index_server('a')->{restarts}, 0, 'that is no restart');
 
-=== TEST 17: evicted blocks give no credit
+=== TEST 18: evicted blocks give no credit
 --- engines
 a --blocks 48
 b --blocks 64
@@ -379,7 +403,7 @@ mirrors($_, 'at the end') for qw(a b);
 my $requests = index_page()->{requests};
 is($requests->{hit} + $requests->{miss}, 18, 'all were looked up');
 
-=== TEST 18: what a small replay buffer has lost
+=== TEST 19: what a small replay buffer has lost
 --- engines
 a --buffer-steps 4
 b
@@ -407,7 +431,7 @@ is($vars->{mode}, 'partial', 'and said to be partial');
 --- error_log eval
 qr/\[warn\] .*kvc_aware: server 127.0.0.1:\d+: the engine.s replay begins at event \d+, so its older blocks are not known; set buffer_steps of its kv-events-config above \d+/
 
-=== TEST 19: a server without a replay endpoint
+=== TEST 20: a server without a replay endpoint
 --- http_config
     kvc_aware_zone kvc:8m;
     kvc_aware_model tiny $TEST_NGINX_ROOT/t/models/tiny;
