@@ -1,4 +1,4 @@
-//! The same requests through several ways in turn, so that the difference is the way's alone.
+//! Equal requests through several ways in turn, so that the difference is the way's alone.
 
 use std::io;
 
@@ -45,10 +45,13 @@ pub fn measure(shape: &Shape) -> io::Result<Vec<Value>> {
         let mut prompt_tokens = 0;
         arms.iter_mut().for_each(|arm| arm.times.clear());
         for at in 0..WARM_UP + shape.requests {
-            let text = Random::new(shape.seed ^ tokens as u64, at as u64).text(words);
             let order = at % arms.len();
             for turn in 0..arms.len() {
                 let index = (order + turn) % arms.len();
+                // A text that was sent before would be in the cache of an engine, and one way finds
+                // that engine more often than another.
+                let stream = (at * arms.len() + index) as u64;
+                let text = Random::new(shape.seed ^ tokens as u64, stream).text(words);
                 let arm = &mut arms[index];
                 let record = send(&mut arm.client, shape, &text)?;
                 prompt_tokens = record.prompt;
@@ -85,7 +88,7 @@ fn result(prompt_tokens: u64, arms: &[Arm]) -> Value {
     let arms: Vec<_> = arms
         .iter()
         .map(|arm| {
-            // Each pair shares its text and its moment: their differences hold less noise.
+            // A pair shares its length and its moment: their differences hold less noise.
             let added: Vec<_> = arm.times.iter().zip(&base.times).map(|(a, b)| a - b).collect();
             let (times, base, added) = (sorted(&arm.times), sorted(&base.times), sorted(&added));
             let at = |part| (quantile(&times, part), quantile(&base, part));

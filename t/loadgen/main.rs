@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `chat` | sessions of several turns under shared system prompts |
 //! | `mixed` | a seeded schedule of all that clients do, going away included |
-//! | `latency` | the same requests through several ways in turn |
+//! | `latency` | equal requests through several ways in turn |
 //! | `run` | workers, pace, progress |
 //! | `client` | one connection |
 //! | `report` | records → JSON and tables |
@@ -50,7 +50,7 @@ chat: sessions of several turns
 mixed: all that clients do; also
   --requests N         1000
   --abort PART         of the clients that go away early    0.05
-latency: the same requests through several ways in turn
+latency: equal requests through several ways in turn
   --arm NAME=URL       repeated; the first is what the others are compared with
   --prompt-tokens N,N  6000
   --requests N         200
