@@ -1,4 +1,8 @@
 mod oracle;
 mod property;
+mod stress;
 
 pub(super) mod crash;
+
+#[cfg(loom)]
+mod models;
