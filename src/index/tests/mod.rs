@@ -1,3 +1,4 @@
+mod cases;
 mod oracle;
 mod property;
 mod stress;
