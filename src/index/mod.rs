@@ -12,6 +12,7 @@ mod reader;
 mod repair;
 mod runs;
 mod seqlock;
+mod store;
 mod table;
 #[cfg(test)]
 mod tests;
