@@ -20,6 +20,9 @@ const TAKEN: [&str; 8] = [
     "tokenizer_kwargs",
 ];
 
+/// No template has as many arguments; more only cost time.
+const MAX_KWARGS: usize = 256;
+
 /// A request on its way to the template.
 pub(crate) struct Chat {
     pub messages: Json,
@@ -35,6 +38,9 @@ pub(crate) fn prompt(model: &Model, request: &Request<'_>, job: &Job) -> Result<
         return Ok(Prompt::Ids { ids, truncation: None, exact: Exact::Yes });
     }
     let chat = Chat::read(request, &model.template_kwargs)?;
+    if job.limits.over() {
+        return Err(Skip::Deadline);
+    }
     render(model, chat, job)
 }
 
@@ -48,6 +54,9 @@ pub(crate) fn render(model: &Model, chat: Chat, job: &Job) -> Result<Prompt, Ski
     let mentions = || template.mentions("'developer'") || template.mentions("\"developer\"");
     if messages.iter().any(is_developer) && !mentions() {
         messages = without_developer(messages);
+    }
+    if job.limits.over() {
+        return Err(Skip::Deadline);
     }
     let rendered = render::render(template, &model.special_tokens, messages, chat.kwargs, job)?;
     let Rendered { text, cut, dated } = rendered;
@@ -87,7 +96,8 @@ fn own_kwargs(request: &Request<'_>) -> Result<Dict, Skip> {
     if given.given("chat_template").is_some() || given.get("messages").is_some() {
         return Err(Skip::Refused);
     }
-    if TAKEN.iter().any(|name| given.given(name).is_some()) {
+    let taken = TAKEN.iter().any(|name| given.given(name).is_some());
+    if taken || given.len() > MAX_KWARGS {
         return Err(Skip::Unsupported);
     }
     let mut kwargs = Dict::default();

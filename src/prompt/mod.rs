@@ -31,7 +31,7 @@ mod truncation;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::types::{Skip, TokenId};
 
@@ -89,7 +89,12 @@ pub struct Limits {
 
 impl Limits {
     pub(crate) fn over(&self) -> bool {
-        self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+        self.over_after(Duration::ZERO)
+    }
+
+    /// Whether what takes this long ends too late.
+    pub(crate) fn over_after(&self, time: Duration) -> bool {
+        self.deadline.is_some_and(|deadline| Instant::now() + time >= deadline)
     }
 }
 

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use super::jinja::Moment;
 use super::model::{Model, ModelSpec};
 use super::request::Request;
-use super::{Endpoint, Job, Limits, Outcome, Prompt, PromptError, Tokens, chat, completions, json};
+use super::{
+    Endpoint, Job, Limits, Outcome, Prompt, PromptError, Tokens, chat, completions, json, tokenizer,
+};
 use crate::types::Skip;
 
 /// All models of one configuration, shared by the threads of one worker.
@@ -161,6 +163,9 @@ impl Models {
                 (ids, exact, None)
             }
             Prompt::Text { text, add_special_tokens, truncation, exact } => {
+                if limits.over_after(tokenizer::least_time(&text)) {
+                    return Err(Skip::Deadline);
+                }
                 let ids = match truncation {
                     None => model.tokenizer.encode(&text, add_special_tokens),
                     Some(cut) => cut.encode(&model.tokenizer, &text, add_special_tokens),
@@ -258,6 +263,92 @@ mod tests {
         assert_eq!(tokens.ids[0], 436);
         let ids = run(Endpoint::Completions, r#"{"model":"tiny","prompt":[1,2,3]}"#);
         assert_eq!(ids.result.unwrap().ids, [1, 2, 3]);
+    }
+
+    #[test]
+    fn truncation_keeps_the_tail_and_the_first_special_token() {
+        let ids = |body: &str| run(Endpoint::Completions, body).result.map(|tokens| tokens.ids);
+        let all = ids(r#"{"model":"tiny","prompt":"one two three four"}"#).unwrap();
+        let (first, len) = (all[0], all.len());
+        let cut = |rest: &str| {
+            ids(&format!(r#"{{"model":"tiny","prompt":"one two three four",{rest}}}"#))
+        };
+        let tail = cut(r#""truncate_prompt_tokens":4"#).unwrap();
+        assert_eq!((tail[0], &tail[1..]), (first, &all[len - 3..]));
+        let left = cut(r#""truncate_prompt_tokens":4,"truncation_side":"left""#).unwrap();
+        assert_eq!(left, all[len - 4..]);
+        let right = cut(r#""truncate_prompt_tokens":4,"truncation_side":"right""#).unwrap();
+        assert_eq!(right, all[..4]);
+        assert_eq!(cut(r#""truncate_prompt_tokens":999"#).unwrap(), all);
+        assert_eq!(cut(r#""truncate_prompt_tokens":0"#), Err(Skip::Refused));
+        assert_eq!(cut(r#""truncate_prompt_tokens":-1"#), Err(Skip::Unsupported));
+        let body = r#"{"model":"tiny","prompt":[1,2,3,4],"truncate_prompt_tokens":2}"#;
+        assert_eq!(ids(body).unwrap(), [3, 4]);
+    }
+
+    #[test]
+    fn a_request_that_the_engine_refuses_is_refused() {
+        let chat = |rest: &str| {
+            let messages = r#""messages":[{"role":"user","content":"a"}]"#;
+            let body = format!(r#"{{"model":"tiny",{messages},{rest}}}"#);
+            run(Endpoint::Chat, &body).result.map(|tokens| tokens.text.unwrap_or_default())
+        };
+        for rest in [
+            r#""tools":[]"#,
+            r#""tools":{}"#,
+            r#""tools":[{"type":"function","function":{}}]"#,
+            r#""tool_choice":"auto""#,
+            r#""continue_final_message":true"#,
+            r#""chat_template":"x""#,
+            r#""chat_template_kwargs":{"messages":[]}"#,
+            r#""cache_salt":"""#,
+            r#""cache_salt":"a/b""#,
+            r#""temperature":"warm""#,
+            r#""stream":3"#,
+            r#""reasoning_effort":"huge""#,
+            r#""stream_options":{"include_usage":true}"#,
+            r#""top_logprobs":3"#,
+        ] {
+            assert_eq!(chat(rest), Err(Skip::Refused), "{rest}");
+        }
+        assert_eq!(chat(r#""chat_template_kwargs":{"tokenize":true}"#), Err(Skip::Unsupported));
+        let quiet = chat(r#""reasoning_effort":"none""#).unwrap();
+        assert!(quiet.ends_with("<think>\n\n</think>\n\n"), "{quiet}");
+        let ids = r#""kv_transfer_params":{"prompt_token_ids":[5,6]}"#;
+        let body = format!(r#"{{"model":"tiny","messages":[{{"role":"user"}}],{ids}}}"#);
+        assert_eq!(run(Endpoint::Chat, &body).result.unwrap().ids, [5, 6]);
+    }
+
+    #[test]
+    fn a_prefill_is_left_open() {
+        let last = |content: &str| {
+            let body = format!(
+                r#"{{"model":"tiny","messages":[{{"role":"user","content":"q"}},
+                {{"role":"assistant","content":"{content}"}}],
+                "add_generation_prompt":false,"continue_final_message":true}}"#
+            );
+            run(Endpoint::Chat, &body).result.unwrap().text.unwrap()
+        };
+        for content in ["The answer", "The answer "] {
+            let text = last(content);
+            assert!(text.ends_with(&format!("<|im_start|>assistant\n{content}")), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_text_past_the_limit_is_cut_and_said_to_be() {
+        let limits = Limits { max_text: 11, deadline: None };
+        let models = models(spec());
+        let run = |endpoint, body: &str| {
+            models.tokenize(endpoint, body.as_bytes(), &limits, true, |_| ()).result.unwrap()
+        };
+        let tokens = run(Endpoint::Completions, r#"{"model":"tiny","prompt":"0123456789é"}"#);
+        assert_eq!(tokens.text.as_deref(), Some("0123456789"));
+        assert_eq!(tokens.exact.reason(), Some("max_text"));
+        let chat = r#"{"model":"tiny","messages":[{"role":"user","content":"Hi"}]}"#;
+        let tokens = run(Endpoint::Chat, chat);
+        assert_eq!(tokens.text.as_deref(), Some("<|bos|><|im"));
+        assert_eq!((tokens.text_len, tokens.exact.to_string().as_str()), (11, "max_text"));
     }
 
     #[test]

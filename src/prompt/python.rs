@@ -201,6 +201,10 @@ impl Dict {
         self.get(key).filter(|value| !value.is_null())
     }
 
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Json)> {
         self.entries.iter().map(|(key, value)| (key, value))
     }

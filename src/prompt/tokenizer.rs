@@ -1,5 +1,7 @@
 //! The one seam to the tokenizer crates.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use crate::types::TokenId;
@@ -47,6 +49,29 @@ impl Tokenizer {
     }
 }
 
+/// The least time that encoding a text takes, where that is much.
+///
+/// What a tokenizer's pattern does not split it takes in one piece, at some hundred times the usual
+/// cost of a byte, and encoding cannot be stopped. Such pieces are runs of letters, of space or of
+/// punctuation; text of other scripts costs less and is not counted.
+pub(crate) fn least_time(text: &str) -> Duration {
+    const COSTLY: usize = 64 << 10;
+    const OF_BYTE: Duration = Duration::from_nanos(400);
+    if text.len() < COSTLY {
+        return Duration::ZERO;
+    }
+    let class = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' => 0,
+        _ if byte.is_ascii_whitespace() => 1,
+        _ if byte.is_ascii_punctuation() => 2,
+        _ => 3,
+    };
+    let runs = text.as_bytes().chunk_by(|a, b| class(*a) == class(*b));
+    let costly = runs.filter(|run| run.len() >= COSTLY && class(run[0]) != 3);
+    let bytes: usize = costly.map(<[u8]>::len).sum();
+    OF_BYTE.saturating_mul(u32::try_from(bytes).unwrap_or(u32::MAX))
+}
+
 /// The engine's transformers builds a tokenizer of the class LlamaTokenizer anew from its vocabulary:
 /// with a Metaspace pre-tokenizer in place of the normalizer that SentencePiece files come with.
 fn rebuild(json: &mut Value, config: &Value) {
@@ -77,6 +102,34 @@ mod tests {
     fn tiny() -> Value {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/t/models/tiny/tokenizer.json");
         serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn only_long_runs_take_long() {
+        let words = "some words and 日本 ".repeat(50_000);
+        assert_eq!(least_time(&words), Duration::ZERO);
+        assert_eq!(least_time(&"日".repeat(500_000)), Duration::ZERO);
+        let long = words + &"a".repeat(1_000_000);
+        assert!(least_time(&long) >= Duration::from_millis(300));
+    }
+
+    #[test]
+    fn a_sentencepiece_tokenizer_is_rebuilt_as_the_engine_does() {
+        let mut json = serde_json::json!({
+            "normalizer": {"type": "Sequence", "normalizers": [
+                {"type": "Prepend", "prepend": "\u{2581}"}]},
+            "pre_tokenizer": null
+        });
+        let before = json.clone();
+        rebuild(&mut json, &serde_json::json!({"tokenizer_class": "GemmaTokenizer"}));
+        assert_eq!(json, before);
+        for (legacy, scheme) in [(true, "always"), (false, "first")] {
+            let mut json = before.clone();
+            let class = serde_json::json!({"tokenizer_class": "LlamaTokenizer", "legacy": legacy});
+            rebuild(&mut json, &class);
+            assert!(json["normalizer"].is_null());
+            assert_eq!(json["pre_tokenizer"]["prepend_scheme"], scheme);
+        }
     }
 
     #[test]

@@ -3,21 +3,23 @@
 //! | module | what it holds |
 //! | --- | --- |
 //! | `rewrite` | changes to a template's text, so that its operators are Python's |
-//! | `filters`, `tests`, `methods` | those that differ, on top of `text` and `numbers` |
+//! | `filters`, `predicates`, `methods` | those that differ, on top of `text` and `numbers` |
 //! | `format` | the form of content that a template wants |
 //! | `names` | the variables that it takes from outside |
 //! | `clock` | `strftime_now` |
 //!
 //! Only templates of the configuration are compiled, never one of a request.
 
+#[cfg(test)]
+mod checks;
 mod clock;
 mod filters;
 mod format;
 mod methods;
 mod names;
 mod numbers;
+mod predicates;
 mod rewrite;
-mod tests;
 mod text;
 mod tree;
 
@@ -40,8 +42,9 @@ pub(crate) use text::is_space;
 
 const NAME: &str = "chat_template";
 
-/// Instructions of one rendering, and what its values cost: some tenths of a second.
-const FUEL: u64 = 20_000_000;
+/// Instructions of one rendering, and what its values cost: some tenths of a second, and tens of
+/// thousands of messages.
+const FUEL: u64 = 5_000_000;
 
 /// The variable that carries a rendering's own state to functions.
 const RUN: &str = "__run";
@@ -93,13 +96,13 @@ impl Template {
         let syntax = syntax.map_err(|error| error.to_string())?;
         let normal = rewrite::normalize(source);
         let tree = parse(&normal, NAME, syntax.clone()).map_err(|error| format!("{error:#}"))?;
-        let rewritten = rewrite::operators(&normal, &tree).map_err(|error| error.to_string())?;
+        let rewritten = rewrite::operators(&normal, &tree);
         let mut env = Environment::new();
         env.set_syntax(syntax);
         env.set_fuel(Some(FUEL));
         env.set_auto_escape_callback(|_| AutoEscape::None);
         filters::install(&mut env);
-        tests::install(&mut env);
+        predicates::install(&mut env);
         env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message.to_string()))
         });

@@ -1,7 +1,6 @@
 //! Changes to a template's text before it is compiled, so that its operators and loops do what
 //! Python's do: `a + b` becomes `(a)|__add(b)`, a loop's `in x` becomes `in (x)|__each`.
 
-use minijinja::Error;
 use minijinja::machinery::ast::{BinOp, BinOpKind, Expr, Spanned, Stmt};
 
 use super::filters::{ADD, CONCAT, EACH, MOD};
@@ -53,7 +52,7 @@ fn bare_tag_len(text: &str) -> usize {
 }
 
 /// The text with every operator and loop changed that `template`, its syntax tree, has.
-pub(super) fn operators(source: &str, template: &Stmt<'_>) -> Result<String, Error> {
+pub(super) fn operators(source: &str, template: &Stmt<'_>) -> String {
     let mut edits = Vec::new();
     walk(Node::Stmt(template), &mut |node| match node {
         Node::Expr(Expr::BinOp(node)) => binary(source, node, &mut edits),
@@ -63,7 +62,7 @@ pub(super) fn operators(source: &str, template: &Stmt<'_>) -> Result<String, Err
         }
         _ => {}
     });
-    Ok(apply(source, edits))
+    apply(source, edits)
 }
 
 fn binary(source: &str, node: &Spanned<BinOp<'_>>, edits: &mut Vec<Edit>) {

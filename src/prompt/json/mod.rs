@@ -4,6 +4,8 @@
 //! keys the first gives the place and the last the value.
 
 mod string;
+#[cfg(test)]
+mod tests;
 
 use std::borrow::Cow;
 use std::sync::Arc;

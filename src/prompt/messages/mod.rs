@@ -3,6 +3,9 @@
 //! The engine checks each message against the shapes of the OpenAI client and takes from it what it
 //! knows. A role that it does not know is checked less.
 
+#[cfg(test)]
+mod tests;
+
 use super::jinja::ContentFormat;
 use super::json;
 use super::python::{Dict, Json};
