@@ -413,9 +413,11 @@ b --events off --decode-ms 20
 --- drive
 my @streams = map { open_post(ROUTED, prompt(50, stream => \1, max_tokens => 2000)) } 1 .. 6;
 in_flight(3, $_) for qw(a b);
-kill 'KILL', worker_pids();
+end_workers();
 drained('a', 'b');
 is(spread(8), 'a4 b4', 'and nginx goes on');
+--- error_log eval
+qr/\[alert\] .*worker process \d+ exited on signal 9/
 --- no_error_log
 [emerg]
 an internal error

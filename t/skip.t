@@ -6,6 +6,7 @@ use KvcAware;
 
 master_on();
 workers(2);
+worker_connections(1024);
 no_shuffle();
 defaults(
     engines     => 'a',
@@ -247,6 +248,31 @@ skipped(starting => $answer, $body, 'tiny');
 unplug($file);
 wait_until(sub { 3 == (() = error_log() =~ /kvc_aware: model "tiny" loaded/g) }, 'it has started');
 is_deeply([map { vars($ask->())->{status} } 1 .. 8], [('single') x 8], 'nobody starts any more');
+--- error_log eval
+qr/\[alert\] .*worker process \d+ exited on signal 9/
 --- no_error_log
 [error]
 [emerg]
+
+=== TEST 16: queue_full
+--- http_config
+    kvc_aware_zone kvc:8m;
+    kvc_aware_threads 1;
+    kvc_aware_model tiny $TEST_NGINX_ROOT/t/models/tiny template=$TEST_NGINX_SERVER_ROOT/html/slow.jinja;
+    upstream engines {
+        kvc_aware kvc;
+        $TEST_NGINX_SERVERS
+    }
+--- user_files
+>>> slow.jinja
+{% for a in range(n) %}{% for b in range(1000) %}{% endfor %}{% endfor %}
+--- drive
+my $body = '{"model": "tiny", "messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"n": 1000}}';
+my @waiting = map { open_post('/v1/chat/completions', $body) } 1 .. 180;
+my $answer = wait_until(sub {
+    my $answer = post('/v1/chat/completions', $body);
+    vars($answer)->{status} eq 'skip:queue_full' && $answer;
+}, 'a worker whose queue is full');
+skipped(queue_full => $answer, $body, 'tiny');
+close $_ for @waiting;
+cmp_ok(index_page()->{requests}{skipped}{queue_full}, '>', 0, 'counted');

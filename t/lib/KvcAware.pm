@@ -44,7 +44,7 @@ use Time::HiRes qw(sleep time);
 
 our @EXPORT = qw(defaults get post open_post vars index_page index_server explain_request wait_until settle
     start_engine stop_engine kill_engine address name_of engine_get fault
-    error_log nginx_pid worker_pids reload);
+    error_log nginx_pid worker_pids reload end_workers);
 
 use constant INDEX     => '/internal/kv-index';
 use constant TIMEOUT   => $ENV{KVC_TEST_TIMEOUT} || 20;
@@ -135,7 +135,8 @@ sub drive {
 sub await {
     my $what = shift;
     if ($what eq 'models') {
-        await_models(0);
+        my ($workers) = slurp("$ServRoot/conf/nginx.conf") =~ /^worker_processes\s+(\d+);/m;
+        await_models(0, $workers);
     } elsif ($what eq 'connected') {
         wait_until(sub { !grep { !index_server($_)->{connected} } keys %ENGINES },
             'every engine is connected');
@@ -144,11 +145,12 @@ sub await {
     }
 }
 
-# Waits until each worker has loaded each model, or given it up, after so many lines of it in the log.
+# Waits until so many workers have loaded each model, or given it up, after so many lines of it in the
+# log.
 sub await_models {
-    my $before = shift;
+    my ($before, $workers) = @_;
     my $models = () = slurp("$ServRoot/conf/nginx.conf") =~ /^\s*kvc_aware_model\s/mg;
-    my $lines = $before + $models * (worker_pids() || 1);
+    my $lines = $before + $models * $workers;
     wait_until(sub { models_loaded() >= $lines }, 'the models are loaded');
 }
 
@@ -353,7 +355,21 @@ sub reload {
         my @now = worker_pids();
         return @now >= keys %old && !grep { $old{$_} } @now;
     }, 'workers of the new cycle');
-    await_models($loaded);
+    await_models($loaded, scalar keys %old);
+}
+
+# Sends a signal to workers, by default KILL to all, and waits until others have taken their place.
+sub end_workers {
+    my ($signal, @pids) = @_;
+    my @all = worker_pids();
+    @pids = @all unless @pids;
+    my ($loaded, %gone) = (models_loaded(), map { $_ => 1 } @pids);
+    kill $signal // 'KILL', @pids;
+    wait_until(sub {
+        my @now = worker_pids();
+        return @now == @all && !grep { $gone{$_} } @now;
+    }, 'new workers');
+    await_models($loaded, scalar @pids);
 }
 
 sub slurp {
