@@ -121,16 +121,7 @@ impl Engine {
     pub fn submit(&self, job: Job) {
         let mut state = self.state.lock();
         let seed = self.limits.seed.wrapping_add(state.stats.restarts);
-        let sequence = Sequence {
-            tokens: job.prompt.clone(),
-            decoded: 0,
-            chain: Chain::new(self.limits.block_size, seed, job.lora.clone(), job.salt.clone()),
-            blocks: Vec::new(),
-            computed: 0,
-            stored: 0,
-            admitted: false,
-            job,
-        };
+        let sequence = Sequence::new(job, &self.limits, seed);
         state.waiting.push_back(sequence);
         self.work.notify_one();
     }
@@ -247,8 +238,6 @@ impl State {
         let Some(mut sequence) = self.running.pop() else { return };
         self.cache.release(&sequence.blocks);
         sequence.blocks.clear();
-        sequence.computed = 0;
-        sequence.stored = 0;
         self.stats.preemptions += 1;
         self.waiting.push_front(sequence);
     }
@@ -299,6 +288,19 @@ impl State {
 }
 
 impl Sequence {
+    fn new(job: Job, limits: &Limits, seed: u64) -> Sequence {
+        Sequence {
+            tokens: job.prompt.clone(),
+            decoded: 0,
+            chain: Chain::new(limits.block_size, seed, job.lora.clone(), job.salt.clone()),
+            blocks: Vec::new(),
+            computed: 0,
+            stored: 0,
+            admitted: false,
+            job,
+        }
+    }
+
     /// Takes the blocks for `tokens` more tokens, on top of those that were hit, and stores what is
     /// full then. False, and no change, where there are not enough.
     fn grow(&mut self, cache: &mut Cache, hit: &[BlockId], tokens: usize, limits: &Limits) -> bool {
@@ -319,3 +321,6 @@ impl Sequence {
         true
     }
 }
+
+#[cfg(test)]
+mod tests;

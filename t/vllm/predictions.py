@@ -160,6 +160,7 @@ class Gateway:
             foretold=int(headers.get("X-Kvc-Matched-Tokens") or 0),
             cached=details.get("cached_tokens") or 0,
             prompt=usage["prompt_tokens"],
+            answer=usage.get("completion_tokens", 0),
         )
         return row, answer["choices"][0].get("message", {})
 
@@ -298,21 +299,34 @@ def table(title, rows):
     return wrong
 
 
+def computed(rows, blocks):
+    """Tokens that each worker computed: more than it holds means that it evicted."""
+    workers = {}
+    for row in rows:
+        if "cached" in row:
+            server = row["server"].split(", ")[-1]
+            workers[server] = workers.get(server, 0) + row["prompt"] - row["cached"] + row["answer"]
+    print(f"tokens computed by each worker, whose cache holds {blocks * BLOCK}: {workers}")
+
+
 def main():
     parser = argparse.ArgumentParser()
     for name in ("gateway", "admin", "model", "restart", "restart-health", "json"):
         parser.add_argument("--" + name, required=True)
     parser.add_argument("--restart-pid", type=int, required=True)
     parser.add_argument("--restart-worker", type=int, required=True)
+    parser.add_argument("--blocks", type=int, required=True)
     parser.add_argument("--rounds", type=int, default=12)
     arguments = parser.parse_args()
     gateway, restart = Gateway(arguments), Restart(arguments)
     try:
         rows, late = one_at_a_time(gateway, Load(arguments.model, 1), arguments.rounds, restart)
         wrong = table("Pass A: one at a time", rows)
+        computed(rows, arguments.blocks)
         print(f"requests whose blocks the index did not show in {PATIENCE:.0f} s: {late}")
         together = several_at_once(gateway, Load(arguments.model, 2), arguments.rounds, 4)
         table("Pass B: four at once", together)
+        computed(together, arguments.blocks)
         servers = [{key: server[key] for key in ("server", "gaps", "replays", "restarts", "dropped")}
                    for server in gateway.index()["servers"]]
         print("\nservers:", json.dumps(servers))
