@@ -1,7 +1,7 @@
 # NGINX=1.28 picks one of the matrix instead of the installed nginx.
 NGINX ?=
 
-.PHONY: help build test demo bench fmt clean
+.PHONY: help build test demo bench soak test-vllm fmt clean
 
 help:
 	@echo 'make build           target/ngx_http_kvc_aware_module.so for the installed nginx, or for'
@@ -12,6 +12,8 @@ help:
 	@echo 'make test            format, lints, unit tests, then the suites on the installed nginx'
 	@echo 'make test NGINX=1.28 the suites on nginx 1.28'
 	@echo 'make bench           added latency, lookups and events, as ratios'
+	@echo 'make soak            10,000 mixed requests, reloads, a killed engine: nothing may break'
+	@echo 'make test-vllm       predictions and policies on real vLLM workers on the CPU'
 	@echo 'make fmt             format the sources'
 	@echo 'make clean           remove what was built'
 	@echo
@@ -28,6 +30,12 @@ demo:
 
 bench:
 	@scripts/bench
+
+soak:
+	@scripts/soak
+
+test-vllm:
+	@t/vllm/run
 
 fmt:
 	cargo fmt
