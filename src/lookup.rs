@@ -37,6 +37,8 @@ pub struct Match {
     /// Whole blocks of the prompt that could be matched there.
     pub prompt_blocks: u32,
     pub overlap: Overlap,
+    /// The model has layers without full attention; see [`ServerField::Hybrid`].
+    pub hybrid: bool,
 }
 
 impl Match {
@@ -46,8 +48,16 @@ impl Match {
 
     fn none(zone: Zone<'_>, server: ServerId) -> Match {
         let row = zone.server(server);
-        let block_size = row.get(ServerField::BlockSize) as u32;
-        Match { mode: row.mode(), block_size, prompt_blocks: 0, overlap: Overlap::default() }
+        Match {
+            mode: row.mode(),
+            block_size: row.get(ServerField::BlockSize) as u32,
+            hybrid: row.get(ServerField::Hybrid) == 1,
+            ..Match::default()
+        }
+    }
+
+    fn is_credited(&self) -> bool {
+        self.mode != Mode::Approximate && !self.hybrid
     }
 }
 
@@ -66,14 +76,14 @@ pub fn overlap(
     let mut done = Vec::new();
     for at in 0..matches.len() {
         let size = matches[at].block_size;
-        if size == 0 || matches[at].mode == Mode::Approximate || done.contains(&size) {
+        if size == 0 || !matches[at].is_credited() || done.contains(&size) {
             continue;
         }
         done.push(size);
         let (lora, salt) = (tokens.lora.as_deref(), tokens.salt.as_deref());
         hash_prompt(&zone.hash_key(), size, lora, salt, &tokens.ids, &mut scratch.hashes);
         index.lookup(&scratch.hashes, &mut scratch.overlaps).map_err(|_| Skip::IndexBusy)?;
-        let same = |m: &&mut Match| m.block_size == size && m.mode != Mode::Approximate;
+        let same = |m: &&mut Match| m.block_size == size && m.is_credited();
         for (m, id) in matches.iter_mut().zip(servers).filter(|(m, _)| same(m)) {
             m.prompt_blocks = scratch.hashes.len() as u32;
             m.overlap = scratch.overlaps[id.index()];
@@ -144,6 +154,9 @@ mod tests {
         };
         assert_eq!(found(Some(&prompt)), [(48, 4), (32, 2), (0, 0), (0, 0)]);
         assert_eq!(found(None), [(0, 0); 4]);
+        zone.server(ServerId(7)).set(ServerField::Hybrid, 1);
+        assert_eq!(found(Some(&prompt)), [(48, 4), (0, 0), (0, 0), (0, 0)]);
+        zone.server(ServerId(7)).set(ServerField::Hybrid, 0);
         let salted = tokens((0..65).collect(), Some("s"));
         assert_eq!(found(Some(&salted)), [(0, 4), (0, 2), (0, 0), (0, 0)]);
     }

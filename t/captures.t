@@ -1,4 +1,5 @@
-use Test::Nginx::Socket 'no_plan';
+use Test::Nginx::Socket;
+use Cwd ();
 use KvcAware;
 
 # Events and requests of real engines, played to the module: its token ids are the engine's, and what
@@ -18,6 +19,7 @@ my $LOOSE = qr/concurrent|abort|report_mode|(?<!\d)48blocks_eviction$/;
 if (!-e "$model/tokenizer.json") {
     plan(skip_all => 'no TOKENIZERS_DIR with qwen3, see scripts/fetch-test-tokenizers');
 }
+plan('no_plan');
 $ENV{TEST_NGINX_CAPTURES} = `$player config $captures $port lora-a lora-b`;
 $ENV{TEST_NGINX_CAPTURES} =~ s/TOKENIZER/$model/;
 

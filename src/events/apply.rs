@@ -203,6 +203,7 @@ impl Target<'_, '_> {
         let fits = match event.attention {
             Attention::Other => {
                 self.habits.hybrid = true;
+                self.row.set(ServerField::Hybrid, 1);
                 false
             }
             Attention::Full => known == 0 || known == group + 1,

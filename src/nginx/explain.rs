@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::body::Body;
 use super::conf::location_conf;
 use super::context::{Context, Stage};
-use super::index_page::{argument, send, send_error, upstreams};
+use super::index_page::{HYBRID, argument, send, send_error, upstreams};
 use super::jobs::{Job, Waiter};
 use super::plan::{self, Plan, Seat};
 use super::process::{self, Process};
@@ -220,7 +220,9 @@ fn why(process: &Process, outcome: &Outcome, plan: &Plan) -> Option<String> {
         return Some(no_events(process, plan).to_owned());
     };
     let size = seat.found.block_size;
-    Some(if size == 0 {
+    Some(if seat.found.hybrid {
+        HYBRID.to_owned()
+    } else if size == 0 {
         "no block has been stored yet, so the block size is not known".to_owned()
     } else if seat.found.prompt_blocks == 0 {
         format!("the prompt has {} tokens, no more than one block of {size}", tokens.ids.len())

@@ -15,7 +15,7 @@ use super::peers::{self, Locked};
 use super::process::{self, Process};
 use super::{explain, guard};
 use crate::load::Rows;
-use crate::shared::{Counter, Dropped, Sample, ServerField};
+use crate::shared::{Counter, Dropped, Sample, ServerField, ServerRow};
 use crate::types::{ServerId, Skip, Tier};
 
 const DEFAULT_LIMIT: usize = 32;
@@ -147,8 +147,18 @@ fn server(process: &Process, rows: &Rows<'_>, conf: &UpstreamConf, peer: &str) -
         "queued_tokens": load.queued_tokens,
         "requests": row.get(ServerField::Requests),
         "polled": null,
-        "error": row.error().name(),
+        "error": error(&row),
     }))
+}
+
+/// Why the overlap of a server with a hybrid model is not credited.
+pub const HYBRID: &str = "the model has layers without full attention, its overlap is not credited";
+
+fn error(row: &ServerRow<'_>) -> &'static str {
+    match row.error().name() {
+        "" if row.get(ServerField::Hybrid) == 1 => HYBRID,
+        name => name,
+    }
 }
 
 /// A block that was stored lately, if anybody still holds it.

@@ -71,6 +71,9 @@ pub enum ServerField {
     Applying = 22,
     /// One more than the cache group whose blocks are credited, 0 until known.
     Group = 23,
+    /// 1 once the model has shown layers without full attention: a hit there also needs what no
+    /// event tells, so its overlap is not credited.
+    Hybrid = 24,
 }
 
 impl ServerField {
