@@ -64,9 +64,10 @@ start_mocks() { # count directory options...
 # Starts nginx with $1/nginx.conf, which says `daemon off`; $1 is its prefix.
 start_nginx() { # directory port
     mkdir -p "$1/logs"
-    "${NGINX_BINARY:-nginx}" -p "$1" -c nginx.conf -e logs/error.log -t >"$1/logs/test.log" 2>&1 ||
+    [ -n "${NGINX_BINARY:-}" ] || eval "$(PATH=$PATH:/usr/sbin "$ROOT/scripts/nginx-source")"
+    "$NGINX_BINARY" -p "$1" -c nginx.conf -e logs/error.log -t >"$1/logs/test.log" 2>&1 ||
         { cat "$1/logs/test.log" >&2; die "nginx refuses the configuration"; }
-    "${NGINX_BINARY:-nginx}" -p "$1" -c nginx.conf -e logs/error.log >>"$1/logs/test.log" 2>&1 &
+    "$NGINX_BINARY" -p "$1" -c nginx.conf -e logs/error.log >>"$1/logs/test.log" 2>&1 &
     PIDS+=($!)
     wait_for 10 "nginx on port $2" bash -c "exec 3<>/dev/tcp/127.0.0.1/$2"
 }
