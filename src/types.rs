@@ -85,8 +85,6 @@ pub enum Skip {
     ModelUnavailable,
     /// The worker is still loading its tokenizers.
     Starting,
-    /// A LoRA adapter's cache is not the base model's.
-    Lora,
     /// The prompt holds an image, audio or another non-text part.
     Multimodal,
     /// The engine will refuse this request.
@@ -102,7 +100,7 @@ pub enum Skip {
 }
 
 impl Skip {
-    pub const ALL: [Skip; 17] = [
+    pub const ALL: [Skip; 16] = [
         Skip::Off,
         Skip::Method,
         Skip::Path,
@@ -112,7 +110,6 @@ impl Skip {
         Skip::UnknownModel,
         Skip::ModelUnavailable,
         Skip::Starting,
-        Skip::Lora,
         Skip::Multimodal,
         Skip::Refused,
         Skip::Unsupported,
@@ -133,7 +130,6 @@ impl Skip {
             Skip::UnknownModel => "unknown_model",
             Skip::ModelUnavailable => "model_unavailable",
             Skip::Starting => "starting",
-            Skip::Lora => "lora",
             Skip::Multimodal => "multimodal",
             Skip::Refused => "refused",
             Skip::Unsupported => "unsupported",
