@@ -101,3 +101,50 @@ fn cut(mut rendered: Rendered, last: &str) -> Result<Rendered, Skip> {
     rendered.cut = false;
     Ok(rendered)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prompt::{Limits, json};
+
+    fn continued(template: &str, messages: &str) -> Result<String, Skip> {
+        let template = Template::compile(template).unwrap();
+        let messages = json::parse(messages).unwrap();
+        let messages = messages.as_list().unwrap().iter();
+        let messages = messages.map(|message| message.as_dict().unwrap().clone()).collect();
+        let mut kwargs = Dict::default();
+        kwargs.set("continue_final_message", Json::Bool(true));
+        let limits = Limits { max_text: 1 << 20, deadline: None };
+        let job = Job { limits, now: None };
+        render(&template, &Dict::default(), messages, kwargs, &job).map(|rendered| rendered.text)
+    }
+
+    #[test]
+    fn a_message_is_continued_where_its_text_ends() {
+        let text = r#"[{"role":"assistant","content":"so far "}]"#;
+        let parts = r#"[{"content":[{"type":"text","text":"one"},{"type":"other"}]}]"#;
+        let whole = "<{{ messages[-1].content }}>";
+        assert_eq!(continued(whole, text).as_deref(), Ok("<so far "));
+        let trimmed = "<{{ messages[-1].content|trim }}>";
+        assert_eq!(continued(trimmed, text).as_deref(), Ok("<so far"));
+        let of_parts = "<{% for part in messages[-1].content %}{{ part.text }}{% endfor %}>";
+        assert_eq!(continued(of_parts, parts).as_deref(), Ok("<one"));
+    }
+
+    #[test]
+    fn what_cannot_be_continued_is_refused() {
+        let text = r#"[{"role":"assistant","content":"so far"}]"#;
+        let dropped = "{{ 'content' }}";
+        assert_eq!(continued(dropped, text), Err(Skip::Refused));
+        let changed = "{{ messages[-1].content[3:] }}";
+        assert_eq!(continued(changed, text), Err(Skip::Refused));
+        let unnamed = "{{ messages[-1]['con' ~ 'tent'] }}";
+        assert_eq!(continued(unnamed, text), Err(Skip::Refused));
+        let whole = "{{ messages[-1].content }}";
+        assert_eq!(
+            continued(whole, r#"[{"role":"assistant","content":null}]"#),
+            Err(Skip::Refused)
+        );
+        assert_eq!(continued(whole, "[]"), Err(Skip::Refused));
+    }
+}
