@@ -174,6 +174,15 @@ kvc_aware_model tiny models/broken;
 --- says
 [emerg] model "tiny" cannot be loaded: "models/broken/tokenizer.json": EOF while parsing a value at line 1 column 18 in http.conf:1
 
+=== kvc_aware_model with a tokenizer.json that is no tokenizer
+--- http
+kvc_aware_model tiny models/broken;
+--- file
+# models/broken/tokenizer.json
+{"version": "1.0"}
+--- says
+[emerg] model "tiny" cannot be loaded: "models/broken/tokenizer.json": no "model" in it in http.conf:1
+
 === kvc_aware_model with another kind of tokenizer
 --- http
 kvc_aware_model tiny models/other;
@@ -201,7 +210,7 @@ kvc_aware_model tiny $MODELS/tiny template=broken.jinja;
 # broken.jinja
 {% for %}
 --- says
-[emerg] model "tiny" cannot be loaded: "broken.jinja": syntax error: unexpected end of block, expected in (in chat:1) in http.conf:1
+[emerg] model "tiny" cannot be loaded: "broken.jinja": syntax error: unexpected end of block, expected in (in chat_template:1) in http.conf:1
 
 === kvc_aware_model with a template that is missing
 --- http

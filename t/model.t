@@ -85,10 +85,17 @@ for my $case (@expected, reverse @expected) {
         kvc_aware_deadline 1ms;
         proxy_pass http://$pool/sink/;
     }
+    location /patient/ {
+        $TEST_NGINX_SHOW
+        kvc_aware_route on;
+        kvc_aware_deadline 10s;
+        proxy_pass http://$pool/sink/;
+    }
 --- drive
 my $slow = { model => 'other/slow', messages => [{ role => 'user', content => 'a' }] };
 answered(post('/v1/chat/completions', $slow), 'b', 'skip:deadline', 'other/slow', 'too slow');
-answered(post('/v1/chat/completions', { model => 'other' }), 'b', 'skip:refused', 'other/tiny', 'refused');
+my $refused = post('/patient/v1/chat/completions', { model => 'other' });
+answered($refused, 'b', 'skip:refused', 'other/tiny', 'refused');
 
 === TEST 3: an internal redirect after a failure keeps what is known
 --- config
@@ -222,3 +229,28 @@ wait_until(sub { !index_server($_)->{in_flight} }, "$_ is idle") for qw(a b);
 my $requests = index_page()->{requests};
 is("$requests->{balanced} $requests->{single}", '2 1', 'both are counted');
 is_deeply($requests->{skipped}, { off => 1 }, 'the mirror as off');
+
+=== TEST 8: models of a folder
+--- http_config
+    kvc_aware_zone kvc:8m;
+    kvc_aware_tokenizer_dir $TEST_NGINX_SERVER_ROOT/html/models;
+    upstream first { kvc_aware kvc; server $TEST_NGINX_A; }
+--- config
+    location /v1/ {
+        $TEST_NGINX_SHOW
+        kvc_aware_route on;
+        kvc_aware_deadline 10s;
+        proxy_pass http://first/sink/;
+    }
+--- user_files eval
+[['models/org/one/tokenizer.json', KvcAware::slurp('t/models/tiny/tokenizer.json')],
+    ['models/two/tokenizer.json', '{']]
+--- await
+nothing
+--- drive
+wait_until(sub { 4 == (() = error_log() =~ /kvc_aware: model "(?:org\/one|two)" (?:loaded|is not)/g) },
+    'the models are loaded');
+answered(post(TEXT, body('org/one')), 'a', 'single', 'org/one', 'one that is whole');
+answered(post(TEXT, body('two')), 'a', 'skip:model_unavailable', 'two', 'one that is not');
+answered(post(TEXT, body($_)), 'a', 'skip:unknown_model', '', $_)
+    for 'one', 'org', '../models/org/one', "$ServRoot/html/models/org/one";
