@@ -24,10 +24,22 @@ wait_for() { # seconds what command...
     done
 }
 
+# Some of them may be children of others, so it asks whether they are there instead of waiting.
 stop_all() {
-    local pid
+    local pid left end=$((SECONDS + 10))
     for pid in "${PIDS[@]}"; do kill "$pid" 2>/dev/null || true; done
-    for pid in "${PIDS[@]}"; do wait "$pid" 2>/dev/null || true; done
+    while [ $SECONDS -lt $end ]; do
+        left=0
+        for pid in "${PIDS[@]}"; do
+            if kill -0 "$pid" 2>/dev/null; then left=1; fi
+        done
+        [ $left = 1 ] || break
+        sleep 0.1
+    done
+    # A group where it leads one.
+    for pid in "${PIDS[@]}"; do
+        kill -KILL -- "-$pid" 2>/dev/null || kill -KILL "$pid" 2>/dev/null || true
+    done
     PIDS=()
 }
 
