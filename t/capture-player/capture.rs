@@ -38,7 +38,6 @@ impl Capture {
         let of_kind = |kind: &'static str| lines.iter().filter(move |line| line["kind"] == kind);
         let responses: HashMap<&str, &Value> =
             of_kind("response").filter_map(|line| Some((line["id"].as_str()?, line))).collect();
-        let version = lines.first().map_or(&Value::Null, |meta| &meta["version"]);
         let mut steps = Vec::new();
         // The event that tells of a reset comes with the engine's next step.
         let mut reset = false;
@@ -50,7 +49,7 @@ impl Capture {
                 }
                 Some("admin") => reset = true,
                 Some("request") => {
-                    let mut request = request(line, &responses, version);
+                    let mut request = request(line, &responses);
                     if reset {
                         request.cached = Err("no event has told of the reset yet");
                     }
@@ -83,7 +82,7 @@ fn event(line: &Value) -> crate::Result<Step> {
     }
 }
 
-fn request(line: &Value, responses: &HashMap<&str, &Value>, version: &Value) -> Request {
+fn request(line: &Value, responses: &HashMap<&str, &Value>) -> Request {
     let text = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
     let id = text("id");
     let response = responses.get(id.as_str()).copied().unwrap_or(&Value::Null);
@@ -106,12 +105,12 @@ fn request(line: &Value, responses: &HashMap<&str, &Value>, version: &Value) -> 
         body: line["body"].to_string(),
         accepted: response["status"] == 200,
         ids: ids.clone(),
-        cached: cached(&line["body"], response, version),
+        cached: cached(&line["body"], response),
         id,
     }
 }
 
-fn cached(body: &Value, response: &Value, version: &Value) -> Result<u64, &'static str> {
+fn cached(body: &Value, response: &Value) -> Result<u64, &'static str> {
     if body["echo"] == true && !body["logprobs"].is_null() {
         return Err("echo with logprobs does not read the cache");
     }
@@ -121,8 +120,8 @@ fn cached(body: &Value, response: &Value, version: &Value) -> Result<u64, &'stat
     let usage = &response["json"]["usage"];
     match usage["prompt_tokens_details"]["cached_tokens"].as_u64() {
         Some(cached) => Ok(cached),
-        // This version says null for none.
-        None if usage.is_object() && version == "0.11.0" => Ok(0),
+        // Versions before 0.32 say null for none.
+        None if usage.is_object() => Ok(0),
         None => Err("the engine reports no cached tokens"),
     }
 }

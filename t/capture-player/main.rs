@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// nginx must have applied a batch within this time.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = env::args().skip(1).collect();
