@@ -175,7 +175,7 @@ unsafe extern "C" fn deadline(event: *mut ngx_event_t) {
 unsafe fn settle(r: *mut ngx_http_request_t, model: Option<usize>, skip: Skip) {
     // SAFETY: the request is live and its body is read.
     unsafe {
-        let named = model.or_else(|| process::get().and_then(|process| named(process, r)));
+        let named = model.or_else(|| guard(None, || process::get().and_then(|p| named(p, r))));
         if let Some(context) = Context::find(r) {
             context.stage = Stage::Done;
             context.spent += context.started.map(|at| at.elapsed()).unwrap_or_default();
