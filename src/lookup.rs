@@ -92,14 +92,6 @@ pub fn overlap(
     Ok(matches)
 }
 
-/// The hashes of a prompt's whole blocks.
-pub fn prompt_blocks(zone: Zone<'_>, block_size: u32, tokens: &Tokens) -> Vec<BlockHash> {
-    let mut hashes = Vec::new();
-    let (lora, salt) = (tokens.lora.as_deref(), tokens.salt.as_deref());
-    hash_prompt(&zone.hash_key(), block_size, lora, salt, &tokens.ids, &mut hashes);
-    hashes
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU64;
@@ -139,7 +131,9 @@ mod tests {
         zone.server(ServerId(9)).set_mode(Mode::Approximate);
         for (id, held) in [(ServerId(3), 3), (ServerId(7), 1), (ServerId(9), 2)] {
             let size = zone.server(id).get(ServerField::BlockSize) as u32;
-            let blocks: Vec<Stored> = prompt_blocks(zone, size, &prompt)
+            let mut hashes = Vec::new();
+            hash_prompt(&zone.hash_key(), size, None, None, &prompt.ids, &mut hashes);
+            let blocks: Vec<Stored> = hashes
                 .iter()
                 .take(held)
                 .map(|block| Stored { engine: EngineHash(block.0), block: *block })

@@ -33,7 +33,6 @@ fn a_late_subscriber_learns_all_from_the_replay_in_every_framing() {
         bench.until("a live batch", || bench.matched(server, SIZE, &prompt(3, 2)) == 2);
         let row = bench.row(server);
         assert_eq!(row.get(ServerField::BlockSize), u64::from(SIZE));
-        bench.until("the count", || row.get(ServerField::BlocksGpu) == 3 + 4 + 2);
         assert_eq!(row.get(ServerField::Connected), 1);
         assert_eq!(row.error(), ServerError::None);
         assert_eq!(row.get(ServerField::Restarts), 0);

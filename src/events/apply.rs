@@ -94,26 +94,20 @@ impl<'z> Applier<'z> {
     pub fn clear(&mut self, id: ServerId) {
         let row = self.zone.server(id);
         row.set(ServerField::Applying, 1);
-        self.forget_blocks(id);
-        for field in [ServerField::NextSeq, ServerField::BlockSize, ServerField::Group] {
+        self.writer.clear(id);
+        // The engine may come back with another model.
+        for field in
+            [ServerField::NextSeq, ServerField::BlockSize, ServerField::Group, ServerField::Hybrid]
+        {
             row.set(field, 0);
         }
-        self.count(id);
         fence(Ordering::Release);
         row.set(ServerField::Applying, 0);
     }
 
     /// Forgets the server's blocks, but not how far it was followed.
     pub fn distrust(&mut self, id: ServerId) {
-        self.forget_blocks(id);
-        self.count(id);
-    }
-
-    /// To clear a server takes a sweep over the index, so not where there is nothing.
-    fn forget_blocks(&mut self, id: ServerId) {
-        if self.writer.index().server_blocks(id).iter().any(|count| *count > 0) {
-            self.writer.clear(id);
-        }
+        self.writer.clear(id);
     }
 
     /// What an earlier process applied of this server, if it is whole.
@@ -129,15 +123,6 @@ impl<'z> Applier<'z> {
             timestamp: f64::from_bits(row.get(ServerField::LastTimestamp)),
         };
         Some(Sequence::resume(last, row.get(ServerField::ReplayedFrom)))
-    }
-
-    /// Brings the row's count of blocks up to date.
-    pub fn count(&self, id: ServerId) {
-        let row = self.zone.server(id);
-        let counts = self.writer.index().server_blocks(id);
-        for (tier, count) in Tier::ALL.into_iter().zip(counts) {
-            row.set(ServerField::blocks(tier), count);
-        }
     }
 }
 

@@ -193,13 +193,6 @@ pub fn reap(zone: Zone<'_>, me: ProcessId) -> usize {
         .count()
 }
 
-/// Live processes that have a row.
-pub fn processes(zone: Zone<'_>) -> usize {
-    (0..MAX_PROCESSES)
-        .filter(|n| ProcessId::from_word(row(zone, *n)[OWNER].load(Ordering::Acquire)).is_some())
-        .count()
-}
-
 fn row<'a>(zone: Zone<'a>, n: usize) -> &'a [AtomicU64] {
     &zone.load_words()[n * LOAD_ROW_WORDS..(n + 1) * LOAD_ROW_WORDS]
 }
@@ -255,7 +248,6 @@ mod tests {
         let kept = mine.reserve(a, 10, 0);
         let lost = theirs.reserve(a, 20, 0);
         assert_eq!(load(zone, a), Load { in_flight: 2, queued_tokens: 30 });
-        assert_eq!(processes(zone), 2);
         assert_eq!(reap(zone, ProcessId::current()), 1);
         assert_eq!(load(zone, a), Load { in_flight: 1, queued_tokens: 10 });
         let next = LoadTable::claim(zone, gone()).unwrap();

@@ -250,13 +250,12 @@ fn first_block(process: &Process, plan: &Plan, tokens: &Tokens) -> &'static str 
         other.lora = other.lora.filter(|_| !lora);
         held(&other)
     };
-    let blocks: u64 =
-        ids.iter().map(|id| process.zone.server(*id).get(ServerField::BlocksGpu)).sum();
+    let blocks: u64 = ids.iter().flat_map(|id| process.index.server_blocks(*id)).sum();
     if tokens.salt.is_some() && without(true, false) {
         "the same prompt is held without this cache_salt"
     } else if tokens.lora.is_some() && without(false, true) {
         "the same prompt is held for another adapter or the base model"
-    } else if blocks == 0 && process.index.stats().blocks == 0 {
+    } else if blocks == 0 {
         "no server holds any block"
     } else {
         "no server holds the prompt's first block"

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{MAX_SERVERS, SharedError};
-use crate::types::{ServerId, Tier};
+use crate::types::ServerId;
 
 const ROW_WORDS: usize = 96;
 pub(super) const WORDS: usize = ROW_WORDS * MAX_SERVERS;
@@ -53,38 +53,22 @@ pub enum ServerField {
     LastTimestamp = 12,
     /// First sequence number that the replay had; above 0 the server is `partial`.
     ReplayedFrom = 13,
-    /// Blocks held in each tier.
-    BlocksGpu = 14,
-    BlocksCpu = 15,
-    BlocksSsd = 16,
-    BlocksRemote = 17,
     /// Milliseconds of nginx's monotonic clock since the oldest queued prompt has been running.
-    HeadSinceMs = 18,
+    HeadSinceMs = 14,
     /// Turn of this server; ties go to the lowest, which is the least recently picked.
-    Turn = 19,
+    Turn = 15,
     /// One more than the row of the model last routed here, 0 before any.
-    Model = 20,
+    Model = 16,
     /// Requests sent to this server, retries included.
-    Requests = 21,
+    Requests = 17,
     /// 1 while a batch is being applied: found by the next holder of the lease, it says that the
     /// batch may be applied in part.
-    Applying = 22,
+    Applying = 18,
     /// One more than the cache group whose blocks are credited, 0 until known.
-    Group = 23,
+    Group = 19,
     /// 1 once the model has shown layers without full attention: a hit there also needs what no
     /// event tells, so its overlap is not credited.
-    Hybrid = 24,
-}
-
-impl ServerField {
-    pub fn blocks(tier: Tier) -> ServerField {
-        match tier {
-            Tier::Gpu => ServerField::BlocksGpu,
-            Tier::Cpu => ServerField::BlocksCpu,
-            Tier::Ssd => ServerField::BlocksSsd,
-            Tier::Remote => ServerField::BlocksRemote,
-        }
-    }
+    Hybrid = 20,
 }
 
 /// Declares an enum whose members are kept as a word and shown by name.

@@ -14,12 +14,8 @@ const FIELDS_AT: usize = 1;
 pub enum UpstreamField {
     /// Prefill speed in tokens per second, the bits of an `f64`; 0 until learned.
     PrefillRate = 0,
-    Requests = 1,
-    Hits = 2,
-    PromptTokens = 3,
-    MatchedTokens = 4,
     /// Turn of the server that was picked last, see [`crate::select::next_turn`].
-    Turn = 5,
+    Turn = 1,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -59,11 +55,6 @@ impl UpstreamRow<'_> {
     pub fn set(&self, field: UpstreamField, value: u64) {
         self.words[FIELDS_AT + field as usize].store(value, Ordering::Relaxed);
     }
-
-    /// Adds to a counter and tells what it was.
-    pub fn add(&self, field: UpstreamField, n: u64) -> u64 {
-        self.words[FIELDS_AT + field as usize].fetch_add(n, Ordering::Relaxed)
-    }
 }
 
 #[cfg(test)]
@@ -74,9 +65,9 @@ mod tests {
     fn a_name_keeps_its_row() {
         let words: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
         let upstreams = Upstreams::new(&words);
-        upstreams.claim("qwen").unwrap().add(UpstreamField::Requests, 2);
-        upstreams.claim("llama").unwrap().add(UpstreamField::Requests, 5);
-        assert_eq!(upstreams.claim("qwen").unwrap().get(UpstreamField::Requests), 2);
+        upstreams.claim("qwen").unwrap().set(UpstreamField::Turn, 2);
+        upstreams.claim("llama").unwrap().set(UpstreamField::Turn, 5);
+        assert_eq!(upstreams.claim("qwen").unwrap().get(UpstreamField::Turn), 2);
         for n in 2..MAX_UPSTREAMS {
             upstreams.claim(&n.to_string()).unwrap();
         }

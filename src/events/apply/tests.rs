@@ -84,8 +84,7 @@ fn chains_grow_by_the_engines_own_parents() {
     // The engine names each block that goes: the child is still there.
     bench.apply(json!([store(&[11], Some(10), &PROMPT[2..4])]));
     assert_eq!(bench.matched(&PROMPT), 3);
-    bench.applier.count(ID);
-    assert_eq!(bench.zone.server(ID).get(ServerField::BlocksGpu), 3);
+    assert_eq!(bench.applier.writer.index().server_blocks(ID), [3, 0, 0, 0]);
     assert!(bench.apply(json!([["AllBlocksCleared"]])).cleared);
     assert_eq!(bench.matched(&PROMPT), 0);
 }

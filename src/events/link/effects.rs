@@ -48,7 +48,6 @@ impl<'z> Link<'z> {
 
     fn apply(&mut self, message: &Message, origin: u64, applier: &mut Applier<'z>) {
         let id = self.server.id;
-        self.changed = true;
         let batch = match wire::batch(&message.payload) {
             Ok(batch) => batch,
             Err(reason) => {
@@ -84,7 +83,6 @@ impl<'z> Link<'z> {
 
     fn cleared(&mut self, cause: Cause, now: Instant, applier: &mut Applier<'z>) {
         applier.clear(self.server.id);
-        self.changed = true;
         self.habits = Habits::default();
         self.known_from = None;
         let hasty = self.cleared_at.is_some_and(|at| now.duration_since(at) < CALM);

@@ -55,7 +55,6 @@ pub struct Link<'z> {
     other_block_size: Option<u32>,
     /// What the sequence has to be told once it is not in use: from where all is known.
     known_from: Option<u64>,
-    changed: bool,
 }
 
 impl<'z> Link<'z> {
@@ -92,7 +91,6 @@ impl<'z> Link<'z> {
             habits: Habits::default(),
             other_block_size: None,
             known_from: None,
-            changed: false,
         }
     }
 
@@ -125,9 +123,6 @@ impl<'z> Link<'z> {
         for _ in 0..TURN {
             let Some(frames) = self.replay.as_ref().and_then(|r| receive(&r.socket)) else { break };
             self.reply(frames, applier);
-        }
-        if std::mem::take(&mut self.changed) {
-            applier.count(self.server.id);
         }
     }
 
