@@ -165,6 +165,10 @@ fn one_full_attention_group_gives_credit() {
     assert_eq!((bench.matched(&PROMPT), bench.dropped(Dropped::Group)), (3, 4));
     bench.apply(json!([removed(1)]));
     assert_eq!(bench.matched(&PROMPT), 2);
+    let hybrid = |bench: &Bench| bench.zone.server(ID).get(ServerField::Hybrid);
+    assert_eq!(hybrid(&bench), 1);
+    bench.applier.clear(ID);
+    assert_eq!(hybrid(&bench), 0);
 }
 
 #[test]
