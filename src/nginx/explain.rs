@@ -17,7 +17,7 @@ use super::{guard, peers};
 use crate::lookup::{self, Scratch};
 use crate::prompt::{Endpoint, Outcome, Tokens};
 use crate::select::Terms;
-use crate::shared::{Mode, ServerField};
+use crate::shared::Mode;
 use crate::types::{ServerId, Skip, Tier};
 
 const FIRST_TOKENS: usize = 8;
