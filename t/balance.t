@@ -349,8 +349,8 @@ drained('a', 'b');
 
 === TEST 14: a burst sees itself
 --- engines
-a --events off --decode-ms 20
-b --events off --decode-ms 20
+a --events off --prefill-rate 2
+b --events off --prefill-rate 2
 --- drive
 my @streams = map {
     open_post(ROUTED, prompt(20, stream => \1, max_tokens => 500))
@@ -408,8 +408,8 @@ drained('a', 'b');
 
 === TEST 17: a worker that is killed takes its requests with it
 --- engines
-a --events off --decode-ms 20
-b --events off --decode-ms 20
+a --events off --prefill-rate 5
+b --events off --prefill-rate 5
 --- drive
 my @streams = map { open_post(ROUTED, prompt(50, stream => \1, max_tokens => 2000)) } 1 .. 6;
 in_flight(3, $_) for qw(a b);

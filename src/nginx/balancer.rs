@@ -29,6 +29,9 @@ use crate::types::{ServerId, Skip};
 /// Stale connections that one request may meet before it is left to nginx's own rules.
 const MAX_STALE: usize = 8;
 
+/// Orders made for one request while other workers choose.
+const MAX_ORDERS: usize = 4;
+
 pub unsafe extern "C" fn init_upstream(
     cf: *mut ngx_conf_t,
     upstream: *mut ngx_http_upstream_srv_conf_t,
@@ -133,8 +136,8 @@ unsafe fn prepare(data: &mut PeerData, upstream: *mut ngx_http_upstream_srv_conf
         }
         context.single = plan.seats.len() == 1;
         data.conf = conf;
-        data.order = plan.ranked.iter().map(|place| place.candidate).collect();
         data.plan = Some(plan);
+        data.settle(process, conf, context);
         context.spent += started.elapsed();
     }
     true
@@ -158,6 +161,32 @@ unsafe extern "C" fn get(pc: *mut ngx_peer_connection_t, data: *mut std::ffi::c_
 impl PeerData {
     fn seats(&self) -> &[Seat] {
         self.plan.as_ref().map_or(&[], |plan| &plan.seats)
+    }
+
+    /// Counts the request in at the first of the order. If another worker chose since the loads
+    /// were read, its choice might have changed this one, and the order is made anew: of two that
+    /// choose at the same time one sees the other.
+    unsafe fn settle(&mut self, process: &Process, conf: &UpstreamConf, context: &mut Context) {
+        for _ in 0..MAX_ORDERS {
+            let Some(plan) = &self.plan else { return };
+            self.order = plan.ranked.iter().map(|place| place.candidate).collect();
+            let (Some(&best), Some(upstream)) = (self.order.first(), process.upstream(&conf.name))
+            else {
+                return;
+            };
+            let (id, found) = (plan.seats[best].id, plan.seats[best].found);
+            let seen = plan.choices;
+            // SAFETY: the request is live.
+            let queued = unsafe { self.queued(context, &found) };
+            self.hold(process, context, id, queued);
+            if upstream.advance(UpstreamField::Choices, seen) {
+                return;
+            }
+            context.release();
+            if let Some(plan) = &mut self.plan {
+                plan.rank_again(process, conf);
+            }
+        }
     }
 
     /// Takes the first of the order that nginx would still send to.
@@ -276,6 +305,9 @@ impl PeerData {
     }
 
     fn hold(&self, process: &Process, context: &mut Context, id: ServerId, queued: u64) {
+        if context.held.as_ref().is_some_and(|held| held.reservation.server == id) {
+            return;
+        }
         let now = process::now_ms();
         let before = process.loads.load(id).queued_tokens;
         let rate = self.plan.as_ref().map_or(0.0, |plan| plan.demand.rate);

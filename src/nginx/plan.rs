@@ -7,7 +7,7 @@ use crate::load::{self, Load, Rows};
 use crate::lookup::{self, Match};
 use crate::prompt::Tokens;
 use crate::select::{Candidate, Demand, Ranked, rank};
-use crate::shared::ServerField;
+use crate::shared::{ServerField, UpstreamField};
 use crate::types::{ServerId, Skip};
 
 /// One primary server of an upstream.
@@ -28,6 +28,8 @@ pub struct Plan {
     /// The usable ones, best first; `candidate` counts in `seats`.
     pub ranked: Vec<Ranked>,
     pub demand: Demand,
+    /// Choices that were made in the upstream before this order.
+    pub choices: u64,
     /// The index could not be read.
     pub busy: bool,
 }
@@ -43,6 +45,8 @@ pub unsafe fn make(
     prompt: Option<&Tokens>,
     tried: &[ServerId],
 ) -> Plan {
+    let upstream = process.upstream(&conf.name);
+    let choices = upstream.map_or(0, |row| row.get(UpstreamField::Choices));
     // SAFETY: the caller's.
     let mut seats = unsafe { seats(process, peers, tried) };
     let ids: Vec<ServerId> = seats.iter().map(|seat| seat.id).collect();
@@ -58,9 +62,21 @@ pub unsafe fn make(
         seat.found = found;
     }
     let tokens = prompt.filter(|_| !busy).map_or(0, |tokens| tokens.ids.len() as u32);
-    let rate = process.upstream(&conf.name).map_or(0.0, |row| load::rate(&row));
-    let demand = Demand { tokens, rate };
-    Plan { ranked: order(process, conf, demand, &seats), seats, demand, busy }
+    let demand = Demand { tokens, rate: upstream.map_or(0.0, |row| load::rate(&row)) };
+    Plan { ranked: order(process, conf, demand, &seats), seats, demand, choices, busy }
+}
+
+impl Plan {
+    /// Ranks the same servers by what they have to do now.
+    pub fn rank_again(&mut self, process: &Process, conf: &UpstreamConf) {
+        self.choices =
+            process.upstream(&conf.name).map_or(0, |row| row.get(UpstreamField::Choices));
+        let rows = Rows::held(process.zone);
+        for seat in &mut self.seats {
+            seat.load = rows.load(seat.id);
+        }
+        self.ranked = order(process, conf, self.demand, &self.seats);
+    }
 }
 
 unsafe fn seats(process: &Process, peers: *mut Peers, tried: &[ServerId]) -> Vec<Seat> {

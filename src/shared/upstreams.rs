@@ -16,6 +16,8 @@ pub enum UpstreamField {
     PrefillRate = 0,
     /// Turn of the server that was picked last, see [`crate::select::next_turn`].
     Turn = 1,
+    /// Choices made so far, see [`UpstreamRow::advance`].
+    Choices = 2,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -49,11 +51,19 @@ pub struct UpstreamRow<'a> {
 
 impl UpstreamRow<'_> {
     pub fn get(&self, field: UpstreamField) -> u64 {
-        self.words[FIELDS_AT + field as usize].load(Ordering::Relaxed)
+        self.words[FIELDS_AT + field as usize].load(Ordering::Acquire)
     }
 
     pub fn set(&self, field: UpstreamField, value: u64) {
         self.words[FIELDS_AT + field as usize].store(value, Ordering::Relaxed);
+    }
+
+    /// Counts one up from `seen`, unless another process did since it was read. Whoever reads the
+    /// new count also sees what this process wrote before.
+    pub fn advance(&self, field: UpstreamField, seen: u64) -> bool {
+        let word = &self.words[FIELDS_AT + field as usize];
+        word.compare_exchange(seen, seen.wrapping_add(1), Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
     }
 }
 
@@ -72,5 +82,16 @@ mod tests {
             upstreams.claim(&n.to_string()).unwrap();
         }
         assert_eq!(upstreams.claim("more").unwrap_err(), SharedError::UpstreamsFull);
+    }
+
+    #[test]
+    fn one_of_two_that_saw_the_same_count_advances_it() {
+        let words: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
+        let row = Upstreams::new(&words).claim("qwen").unwrap();
+        let seen = row.get(UpstreamField::Choices);
+        assert!(row.advance(UpstreamField::Choices, seen));
+        assert!(!row.advance(UpstreamField::Choices, seen));
+        assert!(row.advance(UpstreamField::Choices, seen + 1));
+        assert_eq!(row.get(UpstreamField::Choices), 2);
     }
 }
