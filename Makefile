@@ -1,7 +1,7 @@
 # NGINX=1.28 picks one of the matrix instead of the installed nginx.
 NGINX ?=
 
-.PHONY: help build test demo bench soak test-vllm fmt clean
+.PHONY: help build test demo bench soak test-vllm loom fmt clean
 
 help:
 	@echo 'make build           target/ngx_http_kvc_aware_module.so for the installed nginx, or for'
@@ -14,6 +14,7 @@ help:
 	@echo 'make bench           added latency, lookups and events, as ratios'
 	@echo 'make soak            10,000 mixed requests, reloads, a killed engine: nothing may break'
 	@echo 'make test-vllm       predictions and policies on real vLLM workers on the CPU'
+	@echo 'make loom            every interleaving of a reader and the writer of the index, in small models'
 	@echo 'make fmt             format the sources'
 	@echo 'make clean           remove what was built'
 	@echo
@@ -36,6 +37,11 @@ soak:
 
 test-vllm:
 	@t/vllm/run
+
+# The models bring their own words, so that nothing else of the crate has to know loom; they are part
+# of `make test`.
+loom:
+	cargo test --locked --no-default-features --lib index::tests::models
 
 fmt:
 	cargo fmt

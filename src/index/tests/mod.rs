@@ -1,9 +1,7 @@
 mod cases;
+mod models;
 mod oracle;
 mod property;
 mod stress;
 
 pub(super) mod crash;
-
-#[cfg(loom)]
-mod models;

@@ -1,6 +1,4 @@
 //! The arguments of [`crate::index::seqlock`], numbered as there, in every interleaving.
-//!
-//! `RUSTFLAGS="--cfg loom" cargo test --no-default-features --lib index::tests::models`
 #![forbid(unsafe_code)]
 
 use loom::sync::Arc;
