@@ -121,13 +121,27 @@ pub fn hash_prompt(
     tokens: &[TokenId],
     out: &mut Vec<BlockHash>,
 ) {
+    let reused = &tokens[..tokens.len().saturating_sub(1)];
+    hash_whole(key, block_size, lora, salt, reused, out);
+}
+
+/// The hashes of all whole blocks of a prompt: what is cached once it is computed. Replaces what
+/// `out` holds. `block_size` 0 gives none.
+pub fn hash_whole(
+    key: &HashKey,
+    block_size: u32,
+    lora: Option<&str>,
+    salt: Option<&str>,
+    tokens: &[TokenId],
+    out: &mut Vec<BlockHash>,
+) {
     out.clear();
     let size = block_size as usize;
-    let Some(blocks) = tokens.len().saturating_sub(1).checked_div(size) else { return };
+    let Some(blocks) = tokens.len().checked_div(size) else { return };
     out.reserve(blocks);
     let mut parent = root(key, block_size, lora);
     let first = salt.map(Extra::Salt);
-    for (index, block) in tokens.chunks_exact(size).take(blocks).enumerate() {
+    for (index, block) in tokens.chunks_exact(size).enumerate() {
         let extra = if index == 0 { first.as_slice() } else { &[] };
         parent = child(key, parent, block, extra);
         out.push(parent);

@@ -2,10 +2,10 @@
 //! balancer.
 #![forbid(unsafe_code)]
 
-use crate::blocks::hash_prompt;
+use crate::blocks::{hash_prompt, hash_whole};
 use crate::index::Index;
 use crate::prompt::{Endpoint, Limits, Models, Outcome, Tokens};
-use crate::shared::{MAX_SERVERS, Mode, ServerField, Zone};
+use crate::shared::{Mode, ServerField, Told, Zone};
 use crate::types::{BlockHash, Overlap, ServerId, Skip};
 
 /// The prompt tokens of a body, or the reason why there are none. `known` learns the model's
@@ -28,6 +28,9 @@ pub struct Scratch {
     overlaps: Vec<Overlap>,
 }
 
+/// Tokens in a block of a server that has not told; what engines begin with.
+const USUAL_BLOCK: u32 = 16;
+
 /// What one server holds of a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {
@@ -48,16 +51,28 @@ impl Match {
 
     fn none(zone: Zone<'_>, server: ServerId) -> Match {
         let row = zone.server(server);
+        let mode = row.mode();
+        let told = row.get(ServerField::BlockSize) as u32;
         Match {
-            mode: row.mode(),
-            block_size: row.get(ServerField::BlockSize) as u32,
+            mode,
+            block_size: if told == 0 && mode.learns() { USUAL_BLOCK } else { told },
             hybrid: row.get(ServerField::Hybrid) == 1,
             ..Match::default()
         }
     }
 
-    fn is_credited(&self) -> bool {
-        self.mode != Mode::Approximate && !self.hybrid
+    /// The longest of what events and what was routed tell. Both reach back to the start of the
+    /// prompt, so one of them is the whole truth that is known.
+    fn best(&self, server: ServerId, found: &[Overlap]) -> Overlap {
+        let told = match self.mode {
+            Mode::Approximate => Overlap::default(),
+            Mode::Events | Mode::Partial => found[server.index()],
+        };
+        let learned = match self.mode.learns() {
+            true => found[server.learned().index()],
+            false => Overlap::default(),
+        };
+        if learned.blocks > told.blocks { learned } else { told }
     }
 }
 
@@ -72,24 +87,42 @@ pub fn overlap(
 ) -> Result<Vec<Match>, Skip> {
     let mut matches: Vec<Match> = servers.iter().map(|id| Match::none(zone, *id)).collect();
     let Some(tokens) = tokens else { return Ok(matches) };
-    scratch.overlaps.resize(MAX_SERVERS, Overlap::default());
+    let learns = matches.iter().any(|m| m.mode.learns());
+    let last = |id: &ServerId| if learns { id.learned().index() } else { id.index() };
+    let holders = servers.iter().map(|id| last(id) + 1).max().unwrap_or(0);
+    scratch.overlaps.resize(holders, Overlap::default());
     let mut done = Vec::new();
     for at in 0..matches.len() {
         let size = matches[at].block_size;
-        if size == 0 || !matches[at].is_credited() || done.contains(&size) {
+        if size == 0 || matches[at].hybrid || done.contains(&size) {
             continue;
         }
         done.push(size);
         let (lora, salt) = (tokens.lora.as_deref(), tokens.salt.as_deref());
         hash_prompt(&zone.hash_key(), size, lora, salt, &tokens.ids, &mut scratch.hashes);
         index.lookup(&scratch.hashes, &mut scratch.overlaps).map_err(|_| Skip::IndexBusy)?;
-        let same = |m: &&mut Match| m.block_size == size && m.is_credited();
+        let same = |m: &&mut Match| m.block_size == size && !m.hybrid;
         for (m, id) in matches.iter_mut().zip(servers).filter(|(m, _)| same(m)) {
             m.prompt_blocks = scratch.hashes.len() as u32;
-            m.overlap = scratch.overlaps[id.index()];
+            m.overlap = m.best(*id, &scratch.overlaps);
         }
     }
     Ok(matches)
+}
+
+/// Notes that a prompt goes to a server whose events do not tell what it keeps.
+pub fn learn(zone: Zone<'_>, tokens: &Tokens, server: ServerId, found: &Match) {
+    if !found.mode.learns() || found.hybrid {
+        return;
+    }
+    let (lora, salt) = (tokens.lora.as_deref(), tokens.salt.as_deref());
+    let mut hashes = Vec::new();
+    hash_whole(&zone.hash_key(), found.block_size, lora, salt, &tokens.ids, &mut hashes);
+    let message: Vec<u64> = hashes.iter().map(|hash| hash.0).collect();
+    if !message.is_empty() {
+        // What finds no room is counted there.
+        zone.routed().push(Told::Routed, server, &message);
+    }
 }
 
 #[cfg(test)]
@@ -116,29 +149,41 @@ mod tests {
         }
     }
 
+    fn words() -> Vec<AtomicU64> {
+        (0..MIN_ZONE_BYTES / 8).map(|_| AtomicU64::new(0)).collect()
+    }
+
+    fn world(words: &[AtomicU64]) -> (Zone<'_>, Index<'_>, Writer<'_>) {
+        let zone = Zone::format(words, HashKey([5, 6])).unwrap();
+        let index = Index::format(zone.index_words()).unwrap();
+        let (writer, _) = Writer::attach(zone.index_words()).unwrap();
+        (zone, index, writer)
+    }
+
+    /// Lets `holder` hold the first blocks of a prompt.
+    fn hold(zone: Zone<'_>, writer: &mut Writer<'_>, holder: ServerId, size: u32, blocks: usize) {
+        let (mut hashes, prompt) = (Vec::new(), tokens((0..65).collect(), None));
+        hash_prompt(&zone.hash_key(), size, None, None, &prompt.ids, &mut hashes);
+        let chain: Vec<Stored> = hashes
+            .iter()
+            .take(blocks)
+            .map(|block| Stored { engine: EngineHash(block.0), block: *block })
+            .collect();
+        assert_eq!(writer.store(holder, Tier::Gpu, None, &chain, true).stored, blocks as u32);
+    }
+
     #[test]
     fn each_server_is_asked_in_its_own_block_size() {
-        let words: Vec<AtomicU64> = (0..MIN_ZONE_BYTES / 8).map(|_| AtomicU64::new(0)).collect();
-        let zone = Zone::format(&words, HashKey([5, 6])).unwrap();
-        let index = Index::format(zone.index_words()).unwrap();
-        let (mut writer, _) = Writer::attach(zone.index_words()).unwrap();
+        let words = words();
+        let (zone, index, mut writer) = world(&words);
         let prompt = tokens((0..65).collect(), None);
         let servers = [(ServerId(3), 16), (ServerId(7), 32), (ServerId(9), 16), (ServerId(11), 0)];
         for (id, size) in servers {
             zone.server(id).set_mode(Mode::Events);
             zone.server(id).set(ServerField::BlockSize, size);
         }
-        zone.server(ServerId(9)).set_mode(Mode::Approximate);
-        for (id, held) in [(ServerId(3), 3), (ServerId(7), 1), (ServerId(9), 2)] {
-            let size = zone.server(id).get(ServerField::BlockSize) as u32;
-            let mut hashes = Vec::new();
-            hash_prompt(&zone.hash_key(), size, None, None, &prompt.ids, &mut hashes);
-            let blocks: Vec<Stored> = hashes
-                .iter()
-                .take(held)
-                .map(|block| Stored { engine: EngineHash(block.0), block: *block })
-                .collect();
-            assert_eq!(writer.store(id, Tier::Gpu, None, &blocks, true).stored, held as u32);
+        for (id, size, held) in [(ServerId(3), 16, 3), (ServerId(7), 32, 1), (ServerId(9), 16, 2)] {
+            hold(zone, &mut writer, id, size, held);
         }
         let ids = servers.map(|(id, _)| id);
         let mut scratch = Scratch::default();
@@ -146,12 +191,53 @@ mod tests {
             let all = overlap(zone, &index, tokens, &ids, &mut scratch).unwrap();
             all.iter().map(|m| (m.matched_tokens(), m.prompt_blocks)).collect()
         };
-        assert_eq!(found(Some(&prompt)), [(48, 4), (32, 2), (0, 0), (0, 0)]);
+        assert_eq!(found(Some(&prompt)), [(48, 4), (32, 2), (32, 4), (0, 0)]);
         assert_eq!(found(None), [(0, 0); 4]);
         zone.server(ServerId(7)).set(ServerField::Hybrid, 1);
-        assert_eq!(found(Some(&prompt)), [(48, 4), (0, 0), (0, 0), (0, 0)]);
+        assert_eq!(found(Some(&prompt)), [(48, 4), (0, 0), (32, 4), (0, 0)]);
         zone.server(ServerId(7)).set(ServerField::Hybrid, 0);
         let salted = tokens((0..65).collect(), Some("s"));
-        assert_eq!(found(Some(&salted)), [(0, 4), (0, 2), (0, 0), (0, 0)]);
+        assert_eq!(found(Some(&salted)), [(0, 4), (0, 2), (0, 4), (0, 0)]);
+    }
+
+    #[test]
+    fn the_mode_says_what_is_believed() {
+        let words = words();
+        let (zone, index, mut writer) = world(&words);
+        let id = ServerId(2);
+        hold(zone, &mut writer, id, 16, 1);
+        hold(zone, &mut writer, id.learned(), 16, 3);
+        let prompt = tokens((0..65).collect(), None);
+        for (mode, size, blocks) in [
+            (Mode::Events, 16, 1),
+            (Mode::Partial, 16, 3),
+            (Mode::Approximate, 16, 3),
+            (Mode::Approximate, 0, 3),
+            (Mode::Events, 0, 0),
+        ] {
+            zone.server(id).set_mode(mode);
+            zone.server(id).set(ServerField::BlockSize, size);
+            let found = overlap(zone, &index, Some(&prompt), &[id], &mut Scratch::default());
+            assert_eq!(found.unwrap()[0].overlap.blocks, blocks, "{mode:?} {size}");
+        }
+    }
+
+    #[test]
+    fn all_whole_blocks_are_learned_where_events_do_not_tell() {
+        let words = words();
+        let (zone, ..) = world(&words);
+        let id = ServerId(2);
+        let prompt = tokens((0..64).collect(), None);
+        for mode in [Mode::Events, Mode::Approximate] {
+            zone.server(id).set_mode(mode);
+            learn(zone, &prompt, id, &Match::none(zone, id));
+        }
+        let mut hashes = Vec::new();
+        hash_whole(&zone.hash_key(), 16, None, None, &prompt.ids, &mut hashes);
+        assert_eq!(hashes.len(), 4);
+        let piece = zone.routed().take(1).unwrap();
+        assert_eq!((piece.told, piece.server), (Told::Routed, id));
+        assert_eq!(piece.words, hashes.iter().map(|hash| hash.0).collect::<Vec<_>>());
+        assert_eq!(zone.routed().take(1), None);
     }
 }

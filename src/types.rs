@@ -14,6 +14,9 @@ pub struct BlockHash(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EngineHash(pub u64);
 
+/// Most servers (addresses × ranks) that can be told apart.
+pub const MAX_SERVERS: usize = 1024;
+
 /// Row of one server (an address and a data-parallel rank) in the shared zone's server table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServerId(pub u16);
@@ -21,6 +24,12 @@ pub struct ServerId(pub u16);
 impl ServerId {
     pub fn index(self) -> usize {
         usize::from(self.0)
+    }
+
+    /// The holder under which the index keeps what was routed to this server, apart from what its
+    /// events tell.
+    pub fn learned(self) -> ServerId {
+        ServerId(self.0 + MAX_SERVERS as u16)
     }
 }
 

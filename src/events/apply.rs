@@ -13,8 +13,8 @@ use crate::types::{BlockHash, ServerId, Tier};
 
 /// The index's one writer and what goes with it.
 pub struct Applier<'z> {
-    writer: Writer<'z>,
-    zone: Zone<'z>,
+    pub(super) writer: Writer<'z>,
+    pub(super) zone: Zone<'z>,
     key: HashKey,
 }
 
@@ -297,7 +297,7 @@ impl Target<'_, '_> {
     }
 }
 
-fn unix_ms() -> u64 {
+pub(super) fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

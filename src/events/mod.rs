@@ -11,6 +11,7 @@
 //! | `sequence` | which message comes next: apply, duplicate, gap, restart; pure |
 //! | `flow` | live and replayed messages of one server, put in order; pure |
 //! | `apply` | one batch → changes of the index and of the server's row |
+//! | `learn` | what workers routed → blocks of servers without events |
 //! | `link` | one server's connection: sockets → flow → apply |
 //! | `subscriber` | the thread: lease, links, reaping |
 #![forbid(unsafe_code)]
@@ -19,6 +20,7 @@ mod apply;
 #[cfg(test)]
 mod captures;
 mod flow;
+mod learn;
 mod link;
 mod log;
 mod sequence;

@@ -11,17 +11,21 @@ use zmq::Context;
 
 use super::apply::Applier;
 use super::flow::Flow;
+use super::learn::Learner;
 use super::link::Link;
 use super::log::ServerLog;
 use super::{EventsError, Level, ServerEndpoint, SubscriberConfig};
 use crate::index::Writer;
 use crate::load;
-use crate::shared::{Mode, ProcessId, ServerError, ServerField, Zone};
+use crate::shared::{MAX_SERVERS, Mode, ProcessId, ServerError, ServerField, Zone};
 use crate::types::ServerId;
 
 const LEASE_POLL: Duration = Duration::from_millis(50);
 /// How often clocks, monitors, the lease and the stop flag are looked at.
 const TICK: Duration = Duration::from_millis(100);
+/// The same while workers route to servers without events, and for so many turns after.
+const BUSY_TICK: Duration = Duration::from_millis(5);
+const BUSY_TURNS: u32 = 20;
 const REAP: Duration = Duration::from_secs(1);
 /// Rows of servers that are not configured any more are kept this long: a draining worker may
 /// still choose them.
@@ -126,7 +130,10 @@ impl Thread {
             .map_err(|error| format!("the index cannot be written: {error}"))?;
         let mut applier = Applier::new(writer, self.zone);
         for torn in &takeover.torn {
-            applier.clear(*torn);
+            match torn.index() < MAX_SERVERS {
+                true => applier.clear(*torn),
+                false => applier.unlearn(ServerId(torn.0 - MAX_SERVERS as u16)),
+            }
         }
         let servers = distinct(&self.config.servers);
         let contexts: Vec<Context> =
@@ -138,9 +145,11 @@ impl Thread {
             .filter_map(|server| self.link(&mut applier, server, &servers))
             .collect();
         let started = Instant::now();
-        let (mut ticked, mut reaped) = (None, started);
+        let (mut ticked, mut reaped, mut busy) = (None, started, 0u32);
+        let mut learner = Learner::default();
         while !self.stopping() && !self.zone.lease().is_wanted_by_other(self.me) {
-            wait(&links);
+            wait(&links, if busy > 0 { BUSY_TICK } else { TICK });
+            busy = if learner.work(&mut applier) { BUSY_TURNS } else { busy.saturating_sub(1) };
             for link in &mut links {
                 link.receive(&mut applier);
             }
@@ -178,6 +187,7 @@ impl Thread {
         if server.events.is_none() {
             row.set(ServerField::Connected, 0);
             row.set_error(ServerError::None);
+            row.set(ServerField::BlockSize, server.block_size.unwrap_or_default().into());
             return None;
         }
         let strict = all.iter().filter(|other| other.address == server.address).count() > 1;
@@ -197,6 +207,7 @@ impl Thread {
             rows.claimed().map(|(id, _)| id).filter(|id| !configured(*id)).collect();
         for id in gone.iter().take_while(|_| !self.stopping()) {
             applier.clear(*id);
+            applier.unlearn(*id);
             self.zone.server(*id).set_mode(Mode::Approximate);
         }
         gone
@@ -226,13 +237,13 @@ fn distinct(servers: &[ServerEndpoint]) -> Vec<ServerEndpoint> {
     kept
 }
 
-fn wait(links: &[Link<'_>]) {
+fn wait(links: &[Link<'_>], most: Duration) {
     let mut items = Vec::with_capacity(links.len() * 2);
     for link in links {
         link.poll_items(&mut items);
     }
     // An interrupted wait is a short one.
-    let _ = zmq::poll(&mut items, TICK.as_millis() as i64);
+    let _ = zmq::poll(&mut items, most.as_millis() as i64);
 }
 
 fn tick(links: &mut [Link<'static>], contexts: &[Context], applier: &mut Applier<'static>) {

@@ -10,9 +10,9 @@ use std::hint;
 use super::layout::{Map, NO_CELL, Place, spread};
 use crate::types::EngineHash;
 
-pub(super) const MOST_REFS: u32 = 0xffff;
-const TIER: u32 = 16;
-const SERVER: u32 = 18;
+pub(super) const MOST_REFS: u32 = 0x7fff;
+const TIER: u32 = 15;
+const SERVER: u32 = 17;
 const PLACE: u32 = 28;
 const ALIAS: Place = Place { run: NO_CELL, offset: 0 };
 
@@ -50,7 +50,7 @@ impl Entry {
         Entry {
             engine,
             place: Place::of(word >> PLACE),
-            server: (word >> SERVER & 0x3ff) as u16,
+            server: (word >> SERVER & 0x7ff) as u16,
             tier: (word >> TIER & 3) as u8,
             refs: (word & u64::from(MOST_REFS)) as u32,
         }

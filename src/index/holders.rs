@@ -23,7 +23,7 @@ fn key_of(word: u64) -> u64 {
 }
 
 pub(super) fn server(word: u64) -> u16 {
-    (word >> (TIER + 2) & 0x3ff) as u16
+    (word >> (TIER + 2) & 0x7ff) as u16
 }
 
 pub(super) fn tier(word: u64) -> usize {

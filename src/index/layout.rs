@@ -19,7 +19,7 @@ use super::MAX_SERVERS;
 use super::seqlock::{self, Word};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"kvcindex");
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 
 /// Header words: what readers look at, then from 8 on what only the writer stores.
 const H_MAGIC: usize = 0;

@@ -23,8 +23,8 @@ use crate::types::{BlockHash, EngineHash, ServerId, Tier};
 pub use reader::Index;
 pub use writer::Writer;
 
-/// Rows of servers that an index can tell apart.
-pub const MAX_SERVERS: usize = 1024;
+/// Holders that an index can tell apart: each server twice, see [`crate::types::ServerId::learned`].
+pub const MAX_SERVERS: usize = 2 * crate::types::MAX_SERVERS;
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum IndexError {

@@ -21,7 +21,7 @@ use super::log::log;
 use super::peers::{self, Locked, Peer, Peers};
 use super::plan::{self, Plan, Seat};
 use super::process::{self, Process};
-use crate::lookup::Match;
+use crate::lookup::{self, Match};
 use crate::select::next_turn;
 use crate::shared::{Counter, ServerField, UpstreamField};
 use crate::types::{ServerId, Skip};
@@ -278,6 +278,9 @@ impl PeerData {
         // SAFETY: the request is live.
         let queued = unsafe { self.queued(context, &found) };
         self.hold(process, context, id, queued);
+        if let Ok(tokens) = &context.prompt {
+            lookup::learn(process.zone, tokens, id, &found);
+        }
         self.take_turn(process, id, weight);
         log!(
             DEBUG,

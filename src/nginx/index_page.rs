@@ -15,7 +15,7 @@ use super::peers::{self, Locked};
 use super::process::{self, Process};
 use super::{explain, guard};
 use crate::load::Rows;
-use crate::shared::{Counter, Dropped, Sample, ServerField, ServerRow};
+use crate::shared::{Counter, Dropped, MAX_SERVERS, Mode, Sample, ServerField, ServerRow};
 use crate::types::{ServerId, Skip, Tier};
 
 const DEFAULT_LIMIT: usize = 32;
@@ -121,7 +121,10 @@ fn server(process: &Process, rows: &Rows<'_>, conf: &UpstreamConf, peer: &str) -
         .filter(|reason| row.dropped(**reason) > 0)
         .map(|reason| (reason.name().to_owned(), row.dropped(*reason).into()))
         .collect();
-    let counts = process.index.server_blocks(id);
+    let mut counts = process.index.server_blocks(id);
+    if row.mode() == Mode::Approximate {
+        counts = process.index.server_blocks(id.learned());
+    }
     let blocks: Map<String, Value> = Tier::ALL
         .iter()
         .map(|tier| (tier.name().to_owned(), counts[*tier as usize].into()))
@@ -165,6 +168,8 @@ fn error(row: &ServerRow<'_>) -> &'static str {
 fn block(process: &Process, sample: &Sample, tokens: bool) -> Option<Value> {
     let mut holders = Vec::new();
     process.index.holders(sample.block, &mut holders).ok()?;
+    // A sample comes from events; what was routed is believed elsewhere.
+    holders.retain(|(id, _)| id.index() < MAX_SERVERS);
     let row = |id: ServerId| process.zone.server(id);
     let first = row(holders.first()?.0);
     let model = (first.get(ServerField::Model) as usize).checked_sub(1);

@@ -5,13 +5,14 @@
 //! killed at any instant leaves nothing that another has to wait for.
 //!
 //! ```text
-//! header │ counters │ server rows │ upstream rows │ load rows │ samples │ index words …
+//! header │ counters │ server rows │ upstream rows │ load rows │ samples │ routed │ index words …
 //! ```
 #![forbid(unsafe_code)]
 
 mod counters;
 mod lease;
 mod process;
+mod routed;
 mod samples;
 mod servers;
 mod upstreams;
@@ -21,25 +22,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub use counters::{Counter, Counters};
 pub use lease::Lease;
 pub use process::ProcessId;
+pub use routed::{Piece, Routed, Told};
 pub use samples::{Sample, Samples};
 pub use servers::{Dropped, Engine, Mode, ServerError, ServerField, ServerRow, Servers};
 pub use upstreams::{UpstreamField, UpstreamRow, Upstreams};
 
 use crate::blocks::HashKey;
+pub use crate::types::MAX_SERVERS;
 use crate::types::ServerId;
 
-/// Most servers (addresses × ranks) that a zone can hold.
-pub const MAX_SERVERS: usize = 1024;
 /// Most upstreams that a zone can hold.
 pub const MAX_UPSTREAMS: usize = 64;
 /// Most nginx processes that can hold requests at once: the workers and those still draining.
 pub const MAX_PROCESSES: usize = 64;
-/// Smallest zone in bytes; the fixed parts take about 1.2 MB of it.
+/// Smallest zone in bytes; the fixed parts take about 1.7 MB of it.
 pub const MIN_ZONE_BYTES: usize = 8 << 20;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"kvcaware");
 /// Raised by every change of any layout below, the index's own apart: it has its own version.
-const LAYOUT_VERSION: u64 = 1;
+const LAYOUT_VERSION: u64 = 2;
 
 const HEADER_WORDS: usize = 64;
 const H_MAGIC: usize = 0;
@@ -53,7 +54,12 @@ const SERVERS_AT: usize = COUNTERS_AT + counters::WORDS;
 const UPSTREAMS_AT: usize = SERVERS_AT + servers::WORDS;
 const LOADS_AT: usize = UPSTREAMS_AT + upstreams::WORDS;
 const SAMPLES_AT: usize = LOADS_AT + LOAD_WORDS;
-const INDEX_AT: usize = SAMPLES_AT + samples::WORDS;
+const ROUTED_AT: usize = SAMPLES_AT + samples::WORDS;
+
+/// Where the index begins in a zone of so many words.
+fn index_at(words: usize) -> usize {
+    ROUTED_AT + routed::words_of(words)
+}
 
 /// Words of one process's load row: its owner, then one word for each server.
 pub(crate) const LOAD_ROW_WORDS: usize = 8 + MAX_SERVERS;
@@ -85,7 +91,7 @@ impl<'a> Zone<'a> {
         if words.len() < least {
             return Err(SharedError::TooSmall { words: words.len(), least });
         }
-        for word in words.iter().take(INDEX_AT) {
+        for word in words.iter().take(index_at(words.len())) {
             word.store(0, Ordering::Relaxed);
         }
         words[H_VERSION].store(LAYOUT_VERSION, Ordering::Relaxed);
@@ -98,7 +104,7 @@ impl<'a> Zone<'a> {
 
     /// Takes up memory that [`Zone::format`] laid out, maybe in an earlier cycle of nginx.
     pub fn open(words: &'a [AtomicU64]) -> Result<Zone<'a>, SharedError> {
-        let fits = words.len() > INDEX_AT
+        let fits = words.len() > index_at(words.len())
             && words[H_MAGIC].load(Ordering::Acquire) == MAGIC
             && words[H_VERSION].load(Ordering::Relaxed) == LAYOUT_VERSION
             && words[H_WORDS].load(Ordering::Relaxed) == words.len() as u64;
@@ -141,12 +147,17 @@ impl<'a> Zone<'a> {
 
     /// A ring of lately stored blocks, for people who compare token ids.
     pub fn samples(&self) -> Samples<'a> {
-        Samples::new(&self.words[SAMPLES_AT..INDEX_AT])
+        Samples::new(&self.words[SAMPLES_AT..ROUTED_AT])
+    }
+
+    /// What workers tell of the requests that they route.
+    pub fn routed(&self) -> Routed<'a> {
+        Routed::new(&self.words[ROUTED_AT..index_at(self.words.len())])
     }
 
     /// The words of the prefix index; [`crate::index`] knows what they mean.
     pub fn index_words(&self) -> &'a [AtomicU64] {
-        &self.words[INDEX_AT..]
+        &self.words[index_at(self.words.len())..]
     }
 
     /// Size of the zone in bytes.
@@ -156,7 +167,7 @@ impl<'a> Zone<'a> {
 
     /// Bytes of the zone that are not the index's.
     pub fn fixed_bytes(&self) -> usize {
-        INDEX_AT * 8
+        index_at(self.words.len()) * 8
     }
 }
 

@@ -103,12 +103,20 @@ macro_rules! word_enum {
 word_enum! {
     /// What a server's overlap rests on.
     Mode {
-        /// No events are configured, or none can be used: no overlap is credited.
+        /// No events are configured, or none can be used: what was routed there counts.
         Approximate => "approximate",
         /// All that the engine holds is known.
         Events => "events",
-        /// The engine's replay buffer did not reach back to its start.
+        /// The engine's replay buffer did not reach back to its start: what was routed there
+        /// counts too.
         Partial => "partial",
+    }
+}
+
+impl Mode {
+    /// Whether what is routed to the server tells more than its events.
+    pub fn learns(self) -> bool {
+        self != Mode::Events
     }
 }
 

@@ -93,6 +93,7 @@ impl<'z> Link<'z> {
         self.cleared_at = Some(now);
         match cause {
             Cause::Restart => {
+                applier.unlearn(self.server.id);
                 self.row.add(ServerField::Restarts, 1);
                 self.other_block_size = None;
                 self.say(Level::Notice, "the engine restarted, its blocks are learned again");
@@ -120,12 +121,9 @@ impl<'z> Link<'z> {
         if mode == Mode::Events && settled.contains(&self.row.error()) {
             self.row.set_error(ServerError::None);
         }
-        let before = self.row.mode();
-        if mode == before {
+        if !self.show(mode) {
             return;
         }
-        self.row.set_mode(mode);
-        self.log.line(Level::Notice, &format!("mode {} (was {})", mode.name(), before.name()));
         let origin = self.flow.sequence().origin();
         if mode == Mode::Partial && origin > 0 && self.server.replay.is_some() {
             let text = format!(
@@ -135,6 +133,16 @@ impl<'z> Link<'z> {
             );
             self.log.seldom(Kind::Replay, Level::Warn, &text, Instant::now());
         }
+    }
+
+    /// Whether the mode is another one now.
+    pub(super) fn show(&self, mode: Mode) -> bool {
+        let before = self.row.mode();
+        if mode != before {
+            self.row.set_mode(mode);
+            self.log.line(Level::Notice, &format!("mode {} (was {})", mode.name(), before.name()));
+        }
+        mode != before
     }
 
     pub(super) fn dropped(&mut self, reason: Dropped) {

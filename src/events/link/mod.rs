@@ -14,7 +14,7 @@ use super::sequence::Mark;
 use super::sockets::{Happened, Replay, Subscription, receive};
 use super::wire::{self, Reply};
 use super::{Level, ServerEndpoint};
-use crate::shared::{Dropped, ServerError, ServerField, ServerRow};
+use crate::shared::{Dropped, Mode, ServerError, ServerField, ServerRow};
 
 /// Messages of one server that are taken in a turn, so that the others get theirs.
 const TURN: usize = 256;
@@ -26,6 +26,8 @@ const VERIFY_AFTER: Duration = Duration::from_secs(1);
 const PROBE_AFTER: Duration = Duration::from_secs(30);
 /// A server that has to be learned again within this time of the last one waits for a while.
 const CALM: Duration = Duration::from_secs(5);
+/// What a server held when its events were lost is believed for this long.
+const SILENT: Duration = Duration::from_secs(10);
 
 pub struct Link<'z> {
     server: ServerEndpoint,
@@ -37,6 +39,7 @@ pub struct Link<'z> {
     subscription: Option<Subscription>,
     connected: bool,
     connected_at: Instant,
+    lost_at: Instant,
     reopen_at: Instant,
     reopen_after: Duration,
     replay: Option<Replay>,
@@ -77,6 +80,7 @@ impl<'z> Link<'z> {
             subscription: None,
             connected: false,
             connected_at: now,
+            lost_at: now,
             reopen_at: now,
             reopen_after: FIRST_REOPEN,
             replay: None,
@@ -133,6 +137,9 @@ impl<'z> Link<'z> {
             self.open(context, now);
         }
         self.watch(applier);
+        if !self.connected && now.duration_since(self.lost_at) >= SILENT {
+            self.show(Mode::Approximate);
+        }
         if self.replay.as_ref().is_some_and(|replay| now >= replay.deadline) {
             self.unanswered(now, applier);
         }
@@ -213,6 +220,7 @@ impl<'z> Link<'z> {
     fn close(&mut self) {
         self.subscription = None;
         self.connected = false;
+        self.lost_at = Instant::now();
         self.reopen_at = Instant::now() + self.reopen_after;
         self.reopen_after = (self.reopen_after * 2).min(LAST_REOPEN);
         self.row.set(ServerField::Connected, 0);

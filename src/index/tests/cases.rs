@@ -4,11 +4,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::oracle::{words, words_of};
-use crate::index::{Index, IndexError, StoreOutcome, Stored, Takeover, Writer};
+use crate::index::{Index, IndexError, MAX_SERVERS, StoreOutcome, Stored, Takeover, Writer};
 use crate::types::{BlockHash, EngineHash, Overlap, ServerId, Tier};
 
 const A: ServerId = ServerId(0);
-const B: ServerId = ServerId(1023);
+const B: ServerId = ServerId(MAX_SERVERS as u16 - 1);
 
 fn hashes(from: u64, count: u64) -> Vec<BlockHash> {
     (from..from + count).map(BlockHash).collect()
@@ -28,7 +28,7 @@ fn store(
 }
 
 fn overlap(writer: &Writer<'_>, server: ServerId, blocks: &[BlockHash]) -> u32 {
-    let mut out = vec![Overlap::default(); 1024];
+    let mut out = vec![Overlap::default(); MAX_SERVERS];
     writer.index().lookup(blocks, &mut out).unwrap();
     let overlap = out[server.index()];
     assert_eq!(overlap.tiers, [overlap.blocks, 0, 0, 0]);
@@ -94,9 +94,9 @@ fn what_contradicts_is_refused_with_all_after_it() {
     assert_eq!(store(&mut writer, A, None, &again), refused);
     let nothing = StoreOutcome { refused: 1, ..StoreOutcome::default() };
     assert_eq!(store(&mut writer, A, None, &[BlockHash(0)]), nothing);
-    assert_eq!(store(&mut writer, ServerId(1024), None, &blocks[..1]), nothing);
-    assert_eq!(writer.index().server_blocks(ServerId(1024)), [0; 4]);
-    assert_eq!(writer.clear(ServerId(1024)), 0);
+    assert_eq!(store(&mut writer, ServerId(MAX_SERVERS as u16), None, &blocks[..1]), nothing);
+    assert_eq!(writer.index().server_blocks(ServerId(MAX_SERVERS as u16)), [0; 4]);
+    assert_eq!(writer.clear(ServerId(MAX_SERVERS as u16)), 0);
 }
 
 #[test]
@@ -217,6 +217,6 @@ fn what_is_no_index_is_not_opened() {
     );
     Index::format(&zone).unwrap();
     zone[1].store(77, Ordering::Relaxed);
-    assert_eq!(error(&zone), IndexError::Layout { found: 77, expected: 2 });
+    assert_eq!(error(&zone), IndexError::Layout { found: 77, expected: 3 });
     assert_eq!(Index::format(&zone[..1000]).map(|_| ()).unwrap_err(), IndexError::TooSmall(1000));
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
-use crate::index::{Index, RemoveOutcome, Stats, StoreOutcome, Stored, Writer};
+use crate::index::{MAX_SERVERS, Index, RemoveOutcome, Stats, StoreOutcome, Stored, Writer};
 use crate::types::{BlockHash, EngineHash, Overlap, ServerId, Tier};
 use proptest::prelude::*;
 use proptest::sample::Index as Pick;
@@ -297,7 +297,7 @@ pub fn assert_equal(oracle: &Oracle, writer: &Writer<'_>) {
 
 /// Words of a zone with 6 cells for each 3 lines of blocks; the least is 8 such units.
 pub fn words_of(units: usize) -> usize {
-    24 + 4096 + 72 * units
+    24 + MAX_SERVERS * 4 + 72 * units
 }
 
 pub fn words(count: usize) -> Vec<AtomicU64> {
