@@ -353,7 +353,7 @@ a --events off --prefill-rate 2
 b --events off --prefill-rate 2
 --- drive
 my @streams = map {
-    open_post(ROUTED, prompt(20, stream => \1, max_tokens => 500))
+    open_post(ROUTED, prompt(10, stream => \1, max_tokens => 500))
 } 1 .. 8;
 in_flight(4, $_) for qw(a b);
 close $_ for @streams;
@@ -411,7 +411,7 @@ drained('a', 'b');
 a --events off --prefill-rate 5
 b --events off --prefill-rate 5
 --- drive
-my @streams = map { open_post(ROUTED, prompt(50, stream => \1, max_tokens => 2000)) } 1 .. 6;
+my @streams = map { open_post(ROUTED, prompt(10, stream => \1, max_tokens => 2000)) } 1 .. 6;
 in_flight(3, $_) for qw(a b);
 end_workers();
 drained('a', 'b');

@@ -422,6 +422,9 @@ for my $talk (@talks) {
     cmp_ok($vars->{matched_tokens}, '<=', $cached, 'no more is claimed than is there')
         if $vars->{server} eq address('a');
     settle();
+    my $next = vars(turn($talk));
+    is("@$next{qw(status server)}", "hit $vars->{server}", 'what was routed is known');
+    settle();
 }
 my $new = conversation('New');
 turn($new, 'a');

@@ -194,7 +194,7 @@ ok(!exists $without->{text} && !exists $without->{tokens}, 'only when asked for'
 my $answer = explain_request(TEXT, ids(40), 'upstream=silent');
 is(join(' ', map { "$_->{server} $_->{usable}" } @{ $answer->{servers} }),
     '127.0.0.1:1 1 127.0.0.1:2 0', 'that one');
-is("$answer->{status} $answer->{why}", 'miss no server sends events, so no overlap is known', 'why');
+is("$answer->{status} $answer->{why}", 'miss no server sends events, and no prompt that begins like this was routed lately', 'why');
 my $default = post(INDEX, { model => 'tiny', messages => [{ role => 'user', content => 'a' }] });
 is($default->{json}{path}, '/v1/chat/completions', 'the default path');
 is(name_of($default->{json}{servers}[0]{server}), 'a', 'the first upstream');

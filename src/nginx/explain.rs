@@ -234,7 +234,7 @@ fn why(process: &Process, outcome: &Outcome, plan: &Plan) -> Option<String> {
 fn no_events(process: &Process, plan: &Plan) -> &'static str {
     let wrong = |seat: &Seat| process.zone.server(seat.id).error().name();
     let cause = plan.seats.iter().map(wrong).find(|cause| !cause.is_empty());
-    cause.unwrap_or("no server sends events, so no overlap is known")
+    cause.unwrap_or("no server sends events, and no prompt that begins like this was routed lately")
 }
 
 /// The first block is nowhere: is it there under another key?

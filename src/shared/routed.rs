@@ -154,8 +154,7 @@ impl<'a> Routed<'a> {
 
     /// Whether a slot is reserved that was not taken.
     pub fn is_waiting(&self) -> bool {
-        self.words[TAKEN_TO].load(Ordering::Relaxed)
-            != self.words[RESERVED].load(Ordering::Relaxed)
+        self.words[TAKEN_TO].load(Ordering::Relaxed) != self.words[RESERVED].load(Ordering::Relaxed)
     }
 
     /// Passes the next slot by: its pusher is gone.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
-use crate::index::{MAX_SERVERS, Index, RemoveOutcome, Stats, StoreOutcome, Stored, Writer};
+use crate::index::{Index, MAX_SERVERS, RemoveOutcome, Stats, StoreOutcome, Stored, Writer};
 use crate::types::{BlockHash, EngineHash, Overlap, ServerId, Tier};
 use proptest::prelude::*;
 use proptest::sample::Index as Pick;
