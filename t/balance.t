@@ -384,21 +384,21 @@ b --events off --decode-ms 5
 --- drive
 for my $stream (\0, \1) {
     for (1 .. 4) {
-        is(post(ROUTED, prompt(50, stream => $stream))->{status}, 200, 'a success');
+        is(post(ROUTED, prompt(10, stream => $stream))->{status}, 200, 'a success');
     }
 }
 drained('a', 'b');
 fault($_, fail => 2, status => 500) for qw(a b);
-is(post(ROUTED, prompt(50))->{status}, 500, 'an error of the engine') for 1 .. 4;
+is(post(ROUTED, prompt(10))->{status}, 500, 'an error of the engine') for 1 .. 4;
 drained('a', 'b');
 fault($_, fail => 1, status => 503) for qw(a b);
-is(post(ROUTED, prompt(50))->{status}, 503, 'retried and failed');
+is(post(ROUTED, prompt(10))->{status}, 503, 'retried and failed');
 drained('a', 'b');
 fault($_, reset => 1) for qw(a b);
-is(post(ROUTED, prompt(50))->{status}, 502, 'retried and lost');
+is(post(ROUTED, prompt(10))->{status}, 502, 'retried and lost');
 drained('a', 'b');
 my @gone = map { open_post($_ % 2 ? ROUTED : PLAIN . 'v1/completions',
-    prompt(50, stream => $_ < 3 ? \1 : \0, max_tokens => 2000)) } 1 .. 4;
+    prompt(10, stream => $_ < 3 ? \1 : \0, max_tokens => 2000)) } 1 .. 4;
 wait_until(sub { 4 == index_server('a')->{in_flight} + index_server('b')->{in_flight} }, 'four');
 close $_ for @gone;
 drained('a', 'b');
