@@ -18,6 +18,7 @@
 //! | --- | --- |
 //! | [`types`] | the words of the domain: token ids, hashes, servers, tiers, overlaps, skip reasons |
 //! | [`prompt`] | request JSON → prompt → text → token ids, exactly as the engine makes them |
+//! | [`remote`] | token ids from an engine, for models whose prompts are not made here |
 //! | [`blocks`] | token ids → chained block hashes |
 //! | [`shared`] | the map of the shared zone: header, writer lease, server rows, samples, index words |
 //! | [`index`] | the prefix index in the zone: one writer, lock-free readers |
@@ -29,8 +30,8 @@
 //!
 //! # The layer rule
 //!
-//! Arrows point down only: `nginx → {lookup, select, events, load}`, `lookup → {prompt, blocks,
-//! index}`, `events → {blocks, index}`, all `→ {types, shared}`. Nothing imports `nginx`. The domain
+//! Arrows point down only: `nginx → {lookup, select, events, load}`, `lookup → {prompt, remote,
+//! blocks, index}`, `events → {blocks, index}`, all `→ {types, shared}`. Nothing imports `nginx`. The domain
 //! forbids `unsafe`: shared memory reaches it as `&[AtomicU64]`, made once in `src/nginx/zone.rs`.
 
 pub mod blocks;
@@ -39,6 +40,7 @@ pub mod index;
 pub mod load;
 pub mod lookup;
 pub mod prompt;
+pub mod remote;
 pub mod select;
 pub mod shared;
 pub mod types;

@@ -104,12 +104,14 @@ pub enum Skip {
     QueueFull,
     /// The template or the tokenizer failed, or our own code did.
     Failed,
+    /// No server of a remote model gave its tokens.
+    RemoteFailed,
     /// The index changed faster than it could be read.
     IndexBusy,
 }
 
 impl Skip {
-    pub const ALL: [Skip; 16] = [
+    pub const ALL: [Skip; 17] = [
         Skip::Off,
         Skip::Method,
         Skip::Path,
@@ -125,6 +127,7 @@ impl Skip {
         Skip::Deadline,
         Skip::QueueFull,
         Skip::Failed,
+        Skip::RemoteFailed,
         Skip::IndexBusy,
     ];
 
@@ -145,6 +148,7 @@ impl Skip {
             Skip::Deadline => "deadline",
             Skip::QueueFull => "queue_full",
             Skip::Failed => "failed",
+            Skip::RemoteFailed => "remote_failed",
             Skip::IndexBusy => "index_busy",
         }
     }
