@@ -34,10 +34,10 @@ pub(crate) struct Chat {
 
 pub(crate) fn prompt(model: &Model, request: &Request<'_>, job: &Job) -> Result<Prompt, Skip> {
     check(request)?;
-    if let Some(ids) = forwarded_ids(request)? {
-        return Ok(Prompt::Ids { ids, truncation: None, exact: Exact::Yes });
-    }
     let chat = Chat::read(request, &model.template_kwargs)?;
+    if let Some(ids) = forwarded_ids(request, &chat.messages)? {
+        return Ok(ids);
+    }
     if job.limits.over() {
         return Err(Skip::Deadline);
     }
@@ -88,7 +88,21 @@ impl Chat {
 
 /// The request's own arguments of the template: fields of the request beat `chat_template_kwargs`.
 fn own_kwargs(request: &Request<'_>) -> Result<Dict, Skip> {
-    let given = match request.value("chat_template_kwargs")? {
+    let effort = request.str("reasoning_effort")?;
+    let mut kwargs = arguments(request.value("chat_template_kwargs")?, effort)?;
+    if let Some(documents) = request.value("documents")? {
+        check_documents(&documents)?;
+        kwargs.set("documents", documents);
+    }
+    for (name, default) in [("add_generation_prompt", true), ("continue_final_message", false)] {
+        kwargs.set(name, Json::Bool(request.flag(name, default)?));
+    }
+    Ok(kwargs)
+}
+
+/// `chat_template_kwargs`, the reasoning effort, and a prompt for an answer.
+pub(crate) fn arguments(given: Option<Json>, effort: Option<String>) -> Result<Dict, Skip> {
+    let given = match given {
         Some(Json::Dict(given)) => given,
         Some(_) => return Err(Skip::Refused),
         None => Default::default(),
@@ -102,7 +116,6 @@ fn own_kwargs(request: &Request<'_>) -> Result<Dict, Skip> {
     }
     let mut kwargs = Dict::default();
     given.iter().for_each(|(key, value)| kwargs.insert(key.clone(), value.clone()));
-    let effort = request.str("reasoning_effort")?;
     if let Some(effort) = effort {
         if !["none", "minimal", "low", "medium", "high", "xhigh", "max"].contains(&effort.as_str())
         {
@@ -113,12 +126,8 @@ fn own_kwargs(request: &Request<'_>) -> Result<Dict, Skip> {
         }
         kwargs.set("reasoning_effort", Json::str(&effort));
     }
-    if let Some(documents) = request.value("documents")? {
-        check_documents(&documents)?;
-        kwargs.set("documents", documents);
-    }
-    for (name, default) in [("add_generation_prompt", true), ("continue_final_message", false)] {
-        kwargs.set(name, Json::Bool(request.flag(name, default)?));
+    for (name, value) in [("add_generation_prompt", true), ("continue_final_message", false)] {
+        kwargs.set(name, Json::Bool(value));
     }
     Ok(kwargs)
 }
@@ -132,7 +141,7 @@ fn check_documents(documents: &Json) -> Result<(), Skip> {
 }
 
 /// The server's defaults, the tools, and what the request says unless that is null or `auto`.
-fn merge(defaults: &Dict, tools: Option<Json>, own: Dict) -> Dict {
+pub(crate) fn merge(defaults: &Dict, tools: Option<Json>, own: Dict) -> Dict {
     let mut kwargs = Dict::default();
     defaults.iter().for_each(|(key, value)| kwargs.insert(key.clone(), value.clone()));
     if let Some(tools) = tools {
@@ -181,15 +190,18 @@ fn check_logprobs(request: &Request<'_>) -> Result<(), Skip> {
 }
 
 /// Token ids that an earlier stage of the engine hands on: the engine takes them for the prompt.
-fn forwarded_ids(request: &Request<'_>) -> Result<Option<Vec<u32>>, Skip> {
+pub(crate) fn forwarded_ids(
+    request: &Request<'_>,
+    messages: &Json,
+) -> Result<Option<Prompt>, Skip> {
     let Some(params) = request.text("kv_transfer_params") else { return Ok(None) };
     let [ids] = json::fields(params, &["prompt_token_ids"]).map_err(super::request::skip)?;
     let Some(ids) = ids.filter(|ids| *ids != "null") else { return Ok(None) };
-    let messages = request.value("messages")?.ok_or(Skip::Refused)?;
-    if request.flag("echo", false)? || has_media(&messages) {
+    if request.flag("echo", false)? || has_media(messages) {
         return Ok(None);
     }
     // The messages are checked all the same.
-    conversation(&messages, ContentFormat::String)?;
-    json::parse_ids(ids).filter(|ids| !ids.is_empty()).map(Some).ok_or(Skip::Refused)
+    conversation(messages, ContentFormat::String)?;
+    let ids = json::parse_ids(ids).filter(|ids| !ids.is_empty()).ok_or(Skip::Refused)?;
+    Ok(Some(Prompt::Ids { ids, truncation: None, exact: Exact::Yes }))
 }

@@ -17,6 +17,16 @@ pub(crate) fn prompt(request: &Request<'_>, limits: &Limits) -> Result<Prompt, S
     }
     let truncation = Truncation::read(request)?;
     let prompt = request.text("prompt").ok_or(Skip::Refused)?;
+    prompt_of(request, prompt, truncation, limits)
+}
+
+/// A text, token ids, or a list of either, as JSON.
+pub(crate) fn prompt_of(
+    request: &Request<'_>,
+    prompt: &str,
+    truncation: Option<Truncation>,
+    limits: &Limits,
+) -> Result<Prompt, Skip> {
     if let Some(ids) = json::parse_ids(prompt) {
         return of_ids(ids, truncation, Exact::Yes);
     }

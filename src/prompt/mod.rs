@@ -6,15 +6,21 @@
 //! | `models` | the closed map of names to models, and the one call a job makes: [`Models::tokenize`] |
 //! | `chat` | `/v1/chat/completions` |
 //! | `completions` | `/v1/completions` |
-//! | `template` | a chat template, compiled once |
+//! | `anthropic` | `/v1/messages` |
+//! | `responses` | `/v1/responses` |
+//! | `generate` | SGLang's `/generate` |
+//! | `jinja` | a chat template, compiled once |
 //! | `tokenizer` | the one seam to the tokenizer crates |
 //!
 //! The reference is vLLM's Python server: a request that it would refuse is [`Skip::Refused`], and
 //! one whose tokens cannot be told is a named skip. Nothing here guesses.
 #![forbid(unsafe_code)]
 
+mod anthropic;
 mod chat;
 mod completions;
+mod fields;
+mod generate;
 mod inspect;
 mod jinja;
 mod json;
@@ -25,6 +31,7 @@ mod python;
 mod render;
 mod repr;
 mod request;
+mod responses;
 mod tokenizer;
 mod tools;
 mod truncation;
@@ -64,18 +71,22 @@ impl PromptError {
 pub enum Endpoint {
     Chat,
     Completions,
+    Messages,
+    Responses,
+    Generate,
 }
 
 impl Endpoint {
     /// The endpoint of a request path without its query, whatever prefix a location puts before it.
     pub fn from_path(path: &str) -> Option<Endpoint> {
-        if path.ends_with("/v1/chat/completions") {
-            Some(Endpoint::Chat)
-        } else if path.ends_with("/v1/completions") {
-            Some(Endpoint::Completions)
-        } else {
-            None
-        }
+        const PATHS: [(&str, Endpoint); 5] = [
+            ("/v1/chat/completions", Endpoint::Chat),
+            ("/v1/completions", Endpoint::Completions),
+            ("/v1/messages", Endpoint::Messages),
+            ("/v1/responses", Endpoint::Responses),
+            ("/generate", Endpoint::Generate),
+        ];
+        PATHS.iter().find(|(known, _)| path.ends_with(known)).map(|(_, endpoint)| *endpoint)
     }
 }
 

@@ -2,14 +2,16 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use serde_json::{Map, Value};
 
-use super::PromptError;
+use super::anthropic::Habits;
 use super::jinja::Template;
 use super::json;
 use super::python::{Dict, Json};
 use super::tokenizer::Tokenizer;
+use super::{Job, Limits, PromptError};
 use crate::types::Skip;
 
 /// The special tokens that a template sees.
@@ -47,6 +49,7 @@ pub(crate) struct Model {
     templates: Templates,
     pub special_tokens: Dict,
     pub template_kwargs: Dict,
+    habits: OnceLock<Result<Habits, Skip>>,
 }
 
 /// The chat templates of a folder.
@@ -71,6 +74,12 @@ impl Model {
             }
         }
     }
+
+    /// Found once, without the limits of the request that asks first.
+    pub fn habits(&self, job: &Job) -> Result<Habits, Skip> {
+        let limits = Limits { max_text: usize::MAX, deadline: None };
+        *self.habits.get_or_init(|| Habits::of(self, &Job { limits, now: job.now }))
+    }
 }
 
 impl ModelSpec {
@@ -92,6 +101,7 @@ impl ModelSpec {
             templates,
             special_tokens,
             template_kwargs: self.template_kwargs()?,
+            habits: OnceLock::new(),
         })
     }
 

@@ -8,7 +8,8 @@ use super::jinja::Moment;
 use super::model::{Model, ModelSpec};
 use super::request::Request;
 use super::{
-    Endpoint, Job, Limits, Outcome, Prompt, PromptError, Tokens, chat, completions, json, tokenizer,
+    Endpoint, Job, Limits, Outcome, Prompt, PromptError, Tokens, anthropic, chat, completions,
+    generate, json, responses, tokenizer,
 };
 use crate::types::Skip;
 
@@ -119,8 +120,10 @@ impl Models {
             Ok(request) => request,
             Err(skip) => return none(skip),
         };
-        let name = match request.str("model") {
-            Ok(Some(name)) => name,
+        let name = match (request.str("model"), self.entries.as_slice()) {
+            (Ok(Some(name)), _) => name,
+            // Such a request names no model.
+            (Ok(None), [only]) if endpoint == Endpoint::Generate => only.spec.name.clone(),
             _ => return none(Skip::NoModel),
         };
         let Some((name, &named)) = self.names.get_key_value(&name) else {
@@ -143,12 +146,13 @@ impl Models {
     ) -> Result<Tokens, Skip> {
         let model = self.loaded(index)?;
         let salt = request.cache_salt()?;
+        let job = Job { limits: *limits, now: self.now };
         let prompt = match endpoint {
-            Endpoint::Chat => {
-                let job = Job { limits: *limits, now: self.now };
-                chat::prompt(model, request, &job)?
-            }
+            Endpoint::Chat => chat::prompt(model, request, &job)?,
             Endpoint::Completions => completions::prompt(request, limits)?,
+            Endpoint::Messages => anthropic::prompt(model, request, &job)?,
+            Endpoint::Responses => responses::prompt(model, request, &job)?,
+            Endpoint::Generate => generate::prompt(request, limits)?,
         };
         if limits.over() {
             return Err(Skip::Deadline);

@@ -10,6 +10,13 @@ use minijinja::value::{DynObject, Enumerator, Object, ObjectRepr, ValueKind};
 
 use super::repr;
 
+/// An object of a few entries.
+pub(crate) fn object<const N: usize>(entries: [(&str, Json); N]) -> Json {
+    let mut dict = Dict::default();
+    entries.into_iter().for_each(|(key, value)| dict.set(key, value));
+    Json::dict(dict)
+}
+
 /// A value read from JSON. Cloning shares.
 #[derive(Clone, Debug)]
 pub(crate) enum Json {

@@ -17,48 +17,61 @@ enum Kind {
 }
 
 /// The fields that are read or whose type is checked, by name; `true`: may be null.
-const FIELDS: [(&str, Kind, bool); 52] = [
+const FIELDS: [(&str, Kind, bool); 65] = [
     ("add_generation_prompt", Kind::Bool, false),
     ("add_special_tokens", Kind::Bool, false),
+    ("background", Kind::Bool, true),
     ("cache_salt", Kind::Any, true),
     ("chat_template", Kind::Str, true),
     ("chat_template_kwargs", Kind::Dict, true),
     ("continue_final_message", Kind::Bool, false),
     ("documents", Kind::Any, true),
     ("echo", Kind::Bool, true),
+    ("extra_key", Kind::Any, true),
     ("frequency_penalty", Kind::Float, true),
     ("ignore_eos", Kind::Bool, false),
+    ("image_data", Kind::Any, true),
     ("include_reasoning", Kind::Bool, false),
     ("input", Kind::Any, true),
+    ("input_embeds", Kind::Any, true),
+    ("input_ids", Kind::Any, true),
     ("instructions", Kind::Str, true),
     ("kv_transfer_params", Kind::Dict, true),
     ("length_penalty", Kind::Float, false),
     ("logprob_token_ids", Kind::Any, true),
     ("logprobs", Kind::Any, true),
+    ("lora_path", Kind::Any, true),
     ("max_completion_tokens", Kind::Int, true),
+    ("max_output_tokens", Kind::Int, true),
     ("max_tokens", Kind::Int, true),
     ("media_io_kwargs", Kind::Any, true),
     ("messages", Kind::Any, true),
+    ("metadata", Kind::Dict, true),
     ("min_p", Kind::Float, true),
     ("min_tokens", Kind::Int, false),
     ("mm_processor_kwargs", Kind::Any, true),
     ("model", Kind::Str, true),
     ("n", Kind::Int, true),
+    ("output_config", Kind::Any, true),
     ("parallel_tool_calls", Kind::Bool, true),
     ("presence_penalty", Kind::Float, true),
+    ("previous_response_id", Kind::Str, true),
     ("priority", Kind::Int, false),
     ("prompt", Kind::Any, true),
     ("prompt_embeds", Kind::Any, true),
     ("prompt_logprobs", Kind::Int, true),
+    ("reasoning", Kind::Any, true),
     ("reasoning_effort", Kind::Str, true),
     ("repetition_penalty", Kind::Float, true),
     ("response_format", Kind::Any, true),
     ("seed", Kind::Int, true),
+    ("store", Kind::Bool, true),
     ("stream", Kind::Bool, true),
     ("stream_options", Kind::Any, true),
     ("suffix", Kind::Str, true),
     ("system", Kind::Any, true),
     ("temperature", Kind::Float, true),
+    ("text", Kind::Any, true),
     ("thinking", Kind::Any, true),
     ("tool_choice", Kind::Any, true),
     ("tools", Kind::Any, true),
@@ -66,10 +79,10 @@ const FIELDS: [(&str, Kind, bool); 52] = [
     ("top_logprobs", Kind::Int, true),
     ("top_p", Kind::Float, true),
     ("truncate_prompt_tokens", Kind::Int, true),
+    ("truncation", Kind::Str, true),
     ("truncation_side", Kind::Str, true),
     ("use_beam_search", Kind::Bool, false),
     ("user", Kind::Str, true),
-    ("output_config", Kind::Any, true),
 ];
 
 const NAMES: [&str; FIELDS.len()] = {
@@ -96,8 +109,13 @@ impl<'a> Request<'a> {
 
     /// The text of a field that is there and not null.
     pub fn text(&self, name: &str) -> Option<&'a str> {
+        self.raw(name).filter(|text| *text != "null")
+    }
+
+    /// The text of a field that is there, null or not.
+    pub fn raw(&self, name: &str) -> Option<&'a str> {
         let at = NAMES.iter().position(|known| *known == name)?;
-        self.texts[at].filter(|text| *text != "null")
+        self.texts[at]
     }
 
     pub fn is_given(&self, name: &str) -> bool {
@@ -130,8 +148,17 @@ impl<'a> Request<'a> {
 
     /// Refuses a request with a field of a wrong type.
     pub fn check_types(&self) -> Result<(), Skip> {
-        for ((_, kind, nullable), text) in FIELDS.iter().zip(self.texts) {
-            let Some(text) = text else { continue };
+        self.check_types_where(|_| true)
+    }
+
+    /// The same for the fields that are named.
+    pub fn check_types_of(&self, names: &[&str]) -> Result<(), Skip> {
+        self.check_types_where(|name| names.contains(&name))
+    }
+
+    fn check_types_where(&self, checked: impl Fn(&str) -> bool) -> Result<(), Skip> {
+        for ((name, kind, nullable), text) in FIELDS.iter().zip(self.texts) {
+            let Some(text) = text.filter(|_| checked(name)) else { continue };
             if matches!(kind, Kind::Any) || (*nullable && text == "null") {
                 continue;
             }
@@ -192,7 +219,7 @@ pub(crate) fn as_bool(value: &Json) -> Option<bool> {
     }
 }
 
-fn as_int(value: &Json) -> Option<i64> {
+pub(crate) fn as_int(value: &Json) -> Option<i64> {
     match value {
         Json::Bool(value) => Some(i64::from(*value)),
         Json::Int(value) => Some(*value),

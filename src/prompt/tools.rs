@@ -1,7 +1,7 @@
 //! The `tools` of a request as the engine hands them to a template.
 
+use super::fields::{dict, flag, required_text, text};
 use super::python::{Dict, Json};
-use super::request::as_bool;
 use crate::types::Skip;
 
 /// Tools in the order of the engine's fields; unknown fields are dropped.
@@ -15,18 +15,28 @@ fn tool(tool: &Json) -> Result<Json, Skip> {
     if tool.get("type").is_some_and(|kind| kind.as_str() != Some("function")) {
         return Err(Skip::Refused);
     }
-    let function = tool.get("function").and_then(Json::as_dict).ok_or(Skip::Refused)?;
-    let deferred = flag(tool, "defer_loading")?;
+    let own = tool.get("function").and_then(Json::as_dict).ok_or(Skip::Refused)?;
+    let deferred = flag(tool, "defer_loading")?.map(Json::Bool);
+    wrapped(own, deferred)
+}
+
+/// The tool that a function is.
+pub(crate) fn function(function: &Dict) -> Result<Json, Skip> {
+    wrapped(function, None)
+}
+
+fn wrapped(function: &Dict, deferred: Option<Json>) -> Result<Json, Skip> {
     let mut own = Dict::default();
-    own.set("name", typed(function, "name", |name| name.as_str().is_some())?.ok_or(Skip::Refused)?);
-    let description = typed(function, "description", |text| text.as_str().is_some())?;
-    own.set("description", description.unwrap_or(Json::Null));
-    let parameters = typed(function, "parameters", |value| value.as_dict().is_some())?;
-    own.set("parameters", parameters.unwrap_or(Json::Null));
+    own.set("name", Json::Str(required_text(function, "name")?.clone()));
+    let description = text(function, "description")?;
+    own.set("description", description.map_or(Json::Null, |text| Json::Str(text.clone())));
+    own.set("parameters", dict(function, "parameters")?.cloned().unwrap_or(Json::Null));
     if let Some(strict) = flag(function, "strict")? {
-        own.set("strict", strict);
+        own.set("strict", Json::Bool(strict));
     }
-    if let Some(deferred) = flag(function, "defer_loading")?.or(deferred.clone()) {
+    if let Some(deferred) =
+        flag(function, "defer_loading")?.map(Json::Bool).or_else(|| deferred.clone())
+    {
         own.set("defer_loading", deferred);
     }
     let mut out = Dict::default();
@@ -38,16 +48,19 @@ fn tool(tool: &Json) -> Result<Json, Skip> {
     Ok(Json::dict(out))
 }
 
-fn typed(dict: &Dict, name: &str, fits: fn(&Json) -> bool) -> Result<Option<Json>, Skip> {
-    match dict.given(name) {
-        Some(value) if !fits(value) => Err(Skip::Refused),
-        value => Ok(value.cloned()),
-    }
-}
-
-fn flag(dict: &Dict, name: &str) -> Result<Option<Json>, Skip> {
-    let flag = dict.given(name);
-    flag.map(|value| as_bool(value).map(Json::Bool).ok_or(Skip::Refused)).transpose()
+/// A tool that is no longer deferred.
+pub(crate) fn without_deferral(tool: &Json) -> Json {
+    let kept = |dict: &Dict, change: &dyn Fn(&Json) -> Json| {
+        let mut out = Dict::default();
+        for (key, value) in dict.iter().filter(|(key, _)| &***key != "defer_loading") {
+            let value = if &**key == "function" { change(value) } else { value.clone() };
+            out.insert(key.clone(), value);
+        }
+        Json::dict(out)
+    };
+    let function =
+        |function: &Json| function.as_dict().map_or(Json::Null, |dict| kept(dict, &Json::clone));
+    tool.as_dict().map_or(Json::Null, |dict| kept(dict, &function))
 }
 
 /// Refuses what the engine refuses in `tool_choice`, which is there and not null.

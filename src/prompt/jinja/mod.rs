@@ -33,6 +33,7 @@ use minijinja::machinery::parse;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value};
 
+use super::python::{Json, object};
 use super::{Job, Limits};
 use crate::types::Skip;
 
@@ -55,6 +56,7 @@ pub(crate) struct Template {
     undeclared: HashSet<String>,
     /// A macro reads `varargs` or `kwargs`, which minijinja does not have.
     takes_any_arguments: bool,
+    has_generation_blocks: bool,
     pub format: ContentFormat,
 }
 
@@ -113,6 +115,7 @@ impl Template {
             undeclared: names::undeclared(&tree),
             takes_any_arguments: names::takes_any_arguments(&tree),
             format: format::detect(&tree),
+            has_generation_blocks: rewrite::has_generation_blocks(source),
             source: source.to_owned(),
         })
     }
@@ -124,6 +127,29 @@ impl Template {
 
     pub fn mentions(&self, text: &str) -> bool {
         self.source.contains(text)
+    }
+
+    /// Whether the template takes a system message that is not the first. The engine tries this
+    /// with plain Jinja2, which knows none of what Hugging Face adds.
+    pub fn takes_late_system(&self) -> Result<bool, Skip> {
+        if self.has_generation_blocks {
+            return Ok(false);
+        }
+        let message = |role| object([("role", Json::str(role)), ("content", Json::str("t"))]);
+        let roles = ["system", "user", "system", "user"];
+        let messages = Json::list(roles.map(message).to_vec());
+        let variables = vec![
+            ("messages", messages.to_value()),
+            ("add_generation_prompt", Value::from(false)),
+            ("strftime_now", Value::UNDEFINED),
+            ("raise_exception", Value::UNDEFINED),
+        ];
+        let limits = Limits { max_text: usize::MAX, deadline: None };
+        match self.render(variables, &Job { limits, now: None }) {
+            Ok(_) => Ok(true),
+            Err(Skip::Refused) => Ok(false),
+            Err(skip) => Err(skip),
+        }
     }
 
     /// Renders at most `max_text` bytes.

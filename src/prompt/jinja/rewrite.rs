@@ -31,6 +31,11 @@ pub(super) fn normalize(source: &str) -> String {
     out
 }
 
+pub(super) fn has_generation_blocks(source: &str) -> bool {
+    let tags = source.match_indices("{%").filter_map(|(at, _)| bare_tag(&source[at..]));
+    tags.into_iter().any(|(_, name, _)| name == "generation")
+}
+
 /// The parts of a tag that is one word: `{%-`, `word`, `-%}`.
 fn bare_tag(text: &str) -> Option<(&str, &str, &str)> {
     let end = bare_tag_len(text);

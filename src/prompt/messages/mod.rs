@@ -52,7 +52,7 @@ const MEDIA: [&str; 12] = [
 const CHECKED_ROLES: [&str; 5] = ["assistant", "developer", "system", "tool", "user"];
 
 /// A system text that starts with this loses its first line, which differs from request to request.
-const BILLING_HEADER: &str = "x-anthropic-billing-header";
+pub(crate) const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
 /// The conversation of a request's `messages`.
 pub(crate) fn conversation(messages: &Json, format: ContentFormat) -> Result<Vec<Dict>, Skip> {
