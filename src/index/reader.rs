@@ -133,15 +133,11 @@ impl<'z> Index<'z> {
             if place.offset >= run.length {
                 return None;
             }
-            match steps.last() {
-                None => {
-                    let here = self.map.slot_hash(slot) == hash.0;
-                    if !here || self.map.slot_place(slot) != place {
-                        return None;
-                    }
+            if steps.is_empty() {
+                let here = self.map.slot_hash(slot) == hash.0;
+                if !here || self.map.slot_place(slot) != place {
+                    return None;
                 }
-                Some(child) if !self.unchanged(child) => return None,
-                Some(_) => {}
             }
             let blocks = place.offset + 1;
             steps.push(Step { run: place.run, sequence, blocks });

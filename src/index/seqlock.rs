@@ -22,7 +22,8 @@
 //!    link (4) fails in `same`. What it loaded meanwhile may be anything: cell numbers are
 //!    checked against the zone and loops are bounded before they are followed.
 //! 4. *From a run to its parent.* The parent outlives its children. The child's number is checked
-//!    again after the parent's was read, so the parent was the parent when its section began.
+//!    again, with the whole path (5), after the parent's was read, so the parent was the parent at
+//!    that moment.
 //! 5. *One state for the whole path.* The reader checks all numbers of the path again after it
 //!    loaded everything. Between the last first read and the first check no run of the path
 //!    changed: the answer is the state of that moment. In between it also probes for the block
@@ -58,6 +59,8 @@ pub(super) trait Word {
 impl Word for AtomicU64 {
     #[inline(always)]
     fn get(&self) -> u64 {
+        #[cfg(test)]
+        super::tests::interleave::tick();
         self.load(Ordering::Acquire)
     }
 

@@ -100,6 +100,27 @@ fn what_contradicts_is_refused_with_all_after_it() {
 }
 
 #[test]
+fn a_block_that_nobody_holds_stays_for_its_branch() {
+    let words = words(words_of(8));
+    let mut writer = fresh(&words);
+    let empty = writer.index().stats().used_bytes;
+    let (trunk, branch) = (hashes(1, 4), hashes(11, 2));
+    let path = [&trunk[..3], &branch].concat();
+    store(&mut writer, A, None, &trunk);
+    store(&mut writer, A, Some(trunk[2]), &branch);
+    let names: Vec<EngineHash> = trunk.iter().map(|block| EngineHash(!block.0)).collect();
+    writer.remove(A, Tier::Gpu, &names);
+    assert_eq!(overlap(&writer, A, &path), 0);
+    assert_eq!(writer.parent(branch[0]), Some(Some(trunk[2])));
+    store(&mut writer, A, None, &trunk[..3]);
+    assert_eq!(overlap(&writer, A, &path), 5);
+    writer.remove(A, Tier::Gpu, &names);
+    let names: Vec<EngineHash> = branch.iter().map(|block| EngineHash(!block.0)).collect();
+    writer.remove(A, Tier::Gpu, &names);
+    assert_eq!(writer.index().stats().used_bytes, empty);
+}
+
+#[test]
 fn without_the_parent_a_store_is_an_orphan() {
     let words = words(words_of(20));
     let mut writer = fresh(&words);

@@ -5,3 +5,4 @@ mod property;
 mod stress;
 
 pub(super) mod crash;
+pub(super) mod interleave;

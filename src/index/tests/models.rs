@@ -135,9 +135,6 @@ fn cases_3_and_4_a_parent_is_freed() {
                 return;
             }
             let Some(second) = read(&parent.sequence) else { return };
-            if !same(&child.sequence, first) {
-                return;
-            }
             let data = parent.data.get();
             if same(&child.sequence, first) && same(&parent.sequence, second) {
                 assert_eq!(data, 5);
