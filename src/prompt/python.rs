@@ -177,7 +177,8 @@ pub(crate) struct Dict {
 }
 
 impl Dict {
-    const SCAN: usize = 16;
+    /// Entries that are searched one by one.
+    pub const SCAN: usize = 16;
 
     pub fn insert(&mut self, key: Arc<str>, value: Json) {
         if let Some(at) = self.find(&key) {

@@ -16,6 +16,17 @@ use string::{hex, plain_len, unescape};
 /// Values nested deeper than this are not read; Python's own limit is near 1,000.
 const MAX_DEPTH: usize = 128;
 
+/// What values may take in memory: so much for each byte of text, and so much beyond that.
+const ROOM_OF_BYTE: usize = 4;
+const ROOM: usize = 2 << 20;
+
+/// What a value takes in a list or dict that has just grown, and what it takes beside that.
+const ITEM: usize = 2 * size_of::<Json>();
+const ENTRY: usize = 2 * size_of::<(Arc<str>, Json)>();
+const STRING: usize = 32;
+const LIST: usize = 16 + size_of::<List>();
+const DICT: usize = 16 + size_of::<Dict>();
+
 /// Python refuses to read integers of more digits.
 const MAX_INT_DIGITS: usize = 4300;
 
@@ -64,11 +75,29 @@ pub(crate) fn fields<'a, const N: usize>(
 
 /// Reads one whole text.
 pub(crate) fn parse(text: &str) -> Result<Json, Fault> {
-    let mut reader = Reader::new(text);
-    reader.space();
-    let value = reader.value(0)?;
-    reader.end()?;
-    Ok(value)
+    Room::default().parse(text)
+}
+
+/// What the values of several texts may take together beside what each is given for its length.
+pub(crate) struct Room(usize);
+
+impl Default for Room {
+    fn default() -> Room {
+        Room(ROOM)
+    }
+}
+
+impl Room {
+    /// Reads one whole text.
+    pub fn parse(&mut self, text: &str) -> Result<Json, Fault> {
+        let mut reader = Reader::new(text);
+        reader.room += self.0;
+        reader.space();
+        let value = reader.value(0)?;
+        reader.end()?;
+        self.0 = self.0.min(reader.room);
+        Ok(value)
+    }
 }
 
 /// Reads a list of non-negative integers below 2^32 without a value for each.
@@ -89,16 +118,21 @@ struct Reader<'a> {
     text: &'a str,
     bytes: &'a [u8],
     at: usize,
-    /// Values that may still be made.
-    values_left: usize,
+    /// Bytes that values may still take.
+    room: usize,
     /// Short strings met lately: keys and roles repeat.
     recent: [Option<Arc<str>>; 64],
 }
 
 impl<'a> Reader<'a> {
     fn new(text: &'a str) -> Reader<'a> {
-        let values_left = text.len() / 8 + 4096;
-        Reader { text, bytes: text.as_bytes(), at: 0, values_left, recent: [const { None }; 64] }
+        let room = text.len().saturating_mul(ROOM_OF_BYTE);
+        Reader { text, bytes: text.as_bytes(), at: 0, room, recent: [const { None }; 64] }
+    }
+
+    fn take(&mut self, bytes: usize) -> Result<(), Fault> {
+        self.room = self.room.checked_sub(bytes).ok_or(Fault::Dense)?;
+        Ok(())
     }
 
     fn peek(&self) -> Option<u8> {
@@ -183,7 +217,6 @@ impl<'a> Reader<'a> {
     }
 
     fn value(&mut self, depth: usize) -> Result<Json, Fault> {
-        self.values_left = self.values_left.checked_sub(1).ok_or(Fault::Dense)?;
         match self.peek().ok_or(Fault::Syntax)? {
             b'"' => Ok(Json::Str(self.shared_string()?)),
             b'[' | b'{' if depth >= MAX_DEPTH => Err(Fault::Depth),
@@ -195,10 +228,12 @@ impl<'a> Reader<'a> {
 
     fn list(&mut self, depth: usize) -> Result<Json, Fault> {
         let mut items = Vec::new();
+        self.take(LIST)?;
         self.at += 1;
         self.space();
         if !self.eat(b']') {
             loop {
+                self.take(ITEM)?;
                 items.push(self.value(depth + 1)?);
                 self.space();
                 if !self.eat(b',') {
@@ -214,6 +249,7 @@ impl<'a> Reader<'a> {
 
     fn dict(&mut self, depth: usize) -> Result<Json, Fault> {
         let mut dict = Dict::default();
+        self.take(DICT)?;
         self.at += 1;
         self.space();
         if !self.eat(b'}') {
@@ -221,7 +257,11 @@ impl<'a> Reader<'a> {
                 let key = self.shared_string()?;
                 self.colon()?;
                 let value = self.value(depth + 1)?;
+                let before = dict.len();
                 dict.insert(key, value);
+                if dict.len() > before {
+                    self.take(if dict.len() > Dict::SCAN { 2 * ENTRY } else { ENTRY })?;
+                }
                 self.space();
                 if !self.eat(b',') {
                     break;
@@ -331,18 +371,20 @@ impl<'a> Reader<'a> {
     fn shared_string(&mut self) -> Result<Arc<str>, Fault> {
         let string = self.string()?;
         if string.len() > 24 {
+            self.take(STRING + string.len())?;
             return Ok(Arc::from(&*string));
         }
         let (first, last) = (string.bytes().next(), string.bytes().last());
         let slot = string.len() * 7
             + usize::from(first.unwrap_or_default()) * 31
             + usize::from(last.unwrap_or_default());
-        let recent = &mut self.recent[slot % 64];
-        if let Some(shared) = recent.as_ref().filter(|shared| ***shared == *string) {
+        let recent = self.recent[slot % 64].as_ref();
+        if let Some(shared) = recent.filter(|shared| ***shared == *string) {
             return Ok(Arc::clone(shared));
         }
+        self.take(STRING + string.len())?;
         let shared: Arc<str> = Arc::from(&*string);
-        *recent = Some(Arc::clone(&shared));
+        self.recent[slot % 64] = Some(Arc::clone(&shared));
         Ok(shared)
     }
 }

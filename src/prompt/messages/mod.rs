@@ -7,7 +7,7 @@
 mod tests;
 
 use super::jinja::ContentFormat;
-use super::json;
+use super::json::{self, Room};
 use super::python::{Dict, Json};
 use crate::types::Skip;
 
@@ -57,9 +57,10 @@ pub(crate) const BILLING_HEADER: &str = "x-anthropic-billing-header";
 /// The conversation of a request's `messages`.
 pub(crate) fn conversation(messages: &Json, format: ContentFormat) -> Result<Vec<Dict>, Skip> {
     let messages = messages.as_list().ok_or(Skip::Refused)?;
+    let mut room = Room::default();
     messages
         .iter()
-        .map(|message| convert(message.as_dict().ok_or(Skip::Refused)?, format))
+        .map(|message| convert(message.as_dict().ok_or(Skip::Refused)?, format, &mut room))
         .collect()
 }
 
@@ -80,7 +81,7 @@ fn is_media(part: &Dict) -> bool {
     MEDIA.iter().any(|field| part.get(field).is_some() || kind == Some(field))
 }
 
-fn convert(message: &Dict, format: ContentFormat) -> Result<Dict, Skip> {
+fn convert(message: &Dict, format: ContentFormat, room: &mut Room) -> Result<Dict, Skip> {
     let role = message.get("role").and_then(Json::as_str).ok_or(Skip::Refused)?;
     check_fields(message, role)?;
     let mut out = Dict::default();
@@ -89,7 +90,7 @@ fn convert(message: &Dict, format: ContentFormat) -> Result<Dict, Skip> {
     match role {
         "assistant" => {
             if let Some(calls) = message.given("tool_calls") {
-                let calls = tool_calls(calls)?;
+                let calls = tool_calls(calls, room)?;
                 if calls.as_list().is_some_and(|calls| !calls.is_empty()) {
                     out.set("tool_calls", calls);
                 }
@@ -258,16 +259,16 @@ fn without_billing(parts: Vec<Part>) -> Vec<Part> {
 }
 
 /// Tool calls in the order of the engine's fields, with their arguments read.
-fn tool_calls(calls: &Json) -> Result<Json, Skip> {
+fn tool_calls(calls: &Json, room: &mut Room) -> Result<Json, Skip> {
     let empty = matches!(calls, Json::Dict(_) | Json::Str(_)) && !calls.is_true();
     if empty {
         return Ok(Json::list(Vec::new()));
     }
     let calls = calls.as_list().ok_or(Skip::Refused)?;
-    calls.iter().map(tool_call).collect::<Result<_, _>>().map(Json::list)
+    calls.iter().map(|call| tool_call(call, room)).collect::<Result<_, _>>().map(Json::list)
 }
 
-fn tool_call(call: &Json) -> Result<Json, Skip> {
+fn tool_call(call: &Json, room: &mut Room) -> Result<Json, Skip> {
     let call = call.as_dict().ok_or(Skip::Refused)?;
     let function = call.get("function").and_then(Json::as_dict).ok_or(Skip::Refused)?;
     let (id, name) = (call.get("id"), function.get("name"));
@@ -279,7 +280,7 @@ fn tool_call(call: &Json) -> Result<Json, Skip> {
         return Err(Skip::Refused);
     }
     let mut own = Dict::default();
-    own.set("arguments", arguments(text)?);
+    own.set("arguments", arguments(text, room)?);
     own.set("name", name.clone());
     copy_rest(function, &mut own);
     let mut out = Dict::default();
@@ -299,8 +300,8 @@ fn copy_rest(from: &Dict, to: &mut Dict) {
 }
 
 /// What is no JSON object becomes an empty one.
-fn arguments(text: &str) -> Result<Json, Skip> {
-    match json::parse(text) {
+fn arguments(text: &str, room: &mut Room) -> Result<Json, Skip> {
+    match room.parse(text) {
         Ok(value @ Json::Dict(_)) => Ok(value),
         Ok(_) | Err(json::Fault::Syntax) => Ok(Json::dict(Dict::default())),
         Err(_) => Err(Skip::Unsupported),
