@@ -17,6 +17,7 @@ use crate::engine::{Engine, Job, Output};
 use crate::http::{Connection, Request};
 use crate::options::Options;
 use crate::publisher::Publisher;
+use crate::render;
 use crate::tokenizer::Tokenizer;
 
 const JSON: &str = "application/json";
@@ -89,6 +90,9 @@ impl Server {
             return self.get(connection, &request.path);
         }
         connection.headers.push(("X-Mock-Body", self.control.received(request)));
+        if !self.knows(request) {
+            return error(connection, 401, "Unauthorized");
+        }
         if self.control.resets_now() {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
@@ -96,16 +100,25 @@ impl Server {
             return error(connection, status, "a fault was asked for");
         }
         match request.path.as_str() {
-            "/tokenize" => self.tokenize(connection, request),
+            "/tokenize" => render::tokenize(self, connection, request),
             "/reset_prefix_cache" => {
                 let success = self.engine.clear();
                 respond(connection, 200, &json!({ "success": success }))
             }
-            path => match Endpoint::from_path(path) {
-                Some(endpoint) => self.generate(connection, request, endpoint),
-                None => respond(connection, 200, &json!({ "object": "mock", "path": path })),
+            path => match (render::endpoint(path), Endpoint::from_path(path)) {
+                (Some(endpoint), _) => render::render(self, connection, request, endpoint),
+                (_, Some(endpoint)) => self.generate(connection, request, endpoint),
+                _ => respond(connection, 200, &json!({ "object": "mock", "path": path })),
             },
         }
+    }
+
+    /// Whether a request that needs a key has it.
+    fn knows(&self, request: &Request) -> bool {
+        let Some(key) = &self.options.api_key else { return true };
+        let bearer =
+            request.header("authorization").and_then(|value| value.strip_prefix("Bearer "));
+        !request.path.starts_with("/v1") || bearer == Some(key)
     }
 
     fn get(&self, connection: &mut Connection, path: &str) -> io::Result<()> {
@@ -125,22 +138,14 @@ impl Server {
         }
     }
 
-    fn tokenize(&self, connection: &mut Connection, request: &Request) -> io::Result<()> {
-        let body: Map<String, Value> = serde_json::from_slice(&request.body).unwrap_or_default();
-        let endpoint =
-            if body.contains_key("messages") { Endpoint::Chat } else { Endpoint::Completions };
-        match self.tokenizer.request(endpoint, &request.body, &body) {
-            Ok(tokens) => {
-                let answer = json!({
-                    "count": tokens.ids.len(),
-                    "max_model_len": self.max_tokens(),
-                    "tokens": tokens.ids,
-                    "token_strs": null,
-                });
-                respond(connection, 200, &answer)
-            }
-            Err(skip) => refuse(connection, skip),
-        }
+    /// The ids of a request.
+    pub fn tokens(
+        &self,
+        endpoint: Endpoint,
+        request: &Request,
+        body: &Map<String, Value>,
+    ) -> Result<Tokens, Skip> {
+        self.tokenizer.request(endpoint, &request.body, body)
     }
 
     fn generate(
@@ -209,7 +214,7 @@ impl Server {
     }
 
     /// What a prompt and its answer may have together.
-    fn max_tokens(&self) -> usize {
+    pub fn max_tokens(&self) -> usize {
         self.options.max_model_len.min((self.options.blocks - 1) * self.options.block_size)
     }
 
@@ -352,7 +357,7 @@ pub fn error(connection: &mut Connection, status: u16, message: &str) -> io::Res
     respond(connection, status, &json!({ "error": error }))
 }
 
-fn refuse(connection: &mut Connection, skip: Skip) -> io::Result<()> {
+pub fn refuse(connection: &mut Connection, skip: Skip) -> io::Result<()> {
     let status = if skip == Skip::UnknownModel { 404 } else { 400 };
     error(connection, status, &skip.to_string())
 }

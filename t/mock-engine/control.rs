@@ -17,6 +17,7 @@
 //! | `slow` | factor | on the time of every step |
 //! | `fail` | n | n requests get `status` (503) |
 //! | `reset` | n | n requests get their connection closed and no answer |
+//! | `render` | on, a status, garbage, hang | what requests for ids come to |
 //! | `idle_close` | seconds | idle connections are closed after that |
 //! | `format` | map, array, array-old | of the events from now on |
 //! | `none` | 1 | ends all faults |
@@ -30,6 +31,7 @@ use serde_json::{Map, Value, json};
 use crate::api::{Server, error, respond};
 use crate::http::{Connection, Request};
 use crate::publisher::Faults as EventFaults;
+use crate::render::Rendering;
 
 pub struct Control {
     faults: Mutex<Faults>,
@@ -44,11 +46,23 @@ struct Faults {
     reset: u64,
     keepalive: Duration,
     received: u64,
+    rendering: Rendering,
+    renders: u64,
+    tokenizes: u64,
 }
 
 impl Control {
     pub fn new(keepalive: Duration) -> Control {
-        let faults = Faults { fail: 0, status: 503, reset: 0, keepalive, received: 0 };
+        let faults = Faults {
+            fail: 0,
+            status: 503,
+            reset: 0,
+            keepalive,
+            received: 0,
+            rendering: Rendering::On,
+            renders: 0,
+            tokenizes: 0,
+        };
         Control { faults: Mutex::new(faults), keepalive, last: Mutex::new(Request::default()) }
     }
 
@@ -70,6 +84,20 @@ impl Control {
     pub fn fails_now(&self) -> Option<u16> {
         let mut faults = self.faults.lock();
         count_down(&mut faults.fail).then_some(faults.status)
+    }
+
+    /// Notes a request to render; what becomes of it.
+    pub fn renders(&self) -> Rendering {
+        let mut faults = self.faults.lock();
+        faults.renders += 1;
+        faults.rendering
+    }
+
+    /// The same of `/tokenize`.
+    pub fn tokenizes(&self) -> Rendering {
+        let mut faults = self.faults.lock();
+        faults.tokenizes += 1;
+        faults.rendering
     }
 
     pub fn request(
@@ -118,6 +146,8 @@ impl Control {
             "waiting": stats.waiting,
             "in_flight": stats.running + stats.waiting,
             "requests": faults.received,
+            "renders": faults.renders,
+            "tokenizes": faults.tokenizes,
             "prompt_tokens": stats.queries,
             "cached_tokens": stats.hits,
             "preemptions": stats.preemptions,
@@ -177,6 +207,7 @@ impl Control {
             "fail" => self.faults.lock().fail = count()?,
             "status" => self.faults.lock().status = value.parse().map_err(|_| bad())?,
             "reset" => self.faults.lock().reset = count()?,
+            "render" => self.faults.lock().rendering = value.parse().map_err(|()| bad())?,
             "idle_close" => {
                 let time = Duration::try_from_secs_f64(number()?).map_err(|_| bad())?;
                 self.faults.lock().keepalive = time;
@@ -188,6 +219,7 @@ impl Control {
                 let mut faults = self.faults.lock();
                 faults.fail = 0;
                 faults.reset = 0;
+                faults.rendering = Rendering::On;
                 faults.keepalive = self.keepalive;
             }
             "none" => {}

@@ -11,6 +11,7 @@
 //! | `publisher` | the PUB socket, the replay buffer and its ROUTER |
 //! | `http` | HTTP/1.1 with keep-alive and chunked bodies |
 //! | `api` | the paths that a client or a gateway asks for |
+//! | `render` | the ids of a request, as a gateway asks for them |
 //! | `control` | `/mock/…`: faults, state, what was received last |
 #![forbid(unsafe_code)]
 
@@ -22,6 +23,7 @@ mod engine;
 mod http;
 mod options;
 mod publisher;
+mod render;
 mod tokenizer;
 mod wire;
 

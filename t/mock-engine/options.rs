@@ -12,6 +12,7 @@ pub const USAGE: &str = "usage: mock-engine [option value]...
   --replay ENDPOINT     where they can be asked for, or off   tcp://127.0.0.1:9102
   --model NAME          served model name                     tiny
   --tokenizer DIR       its tokenizer and template            t/models/tiny
+  --api-key KEY         bearer that /v1 asks for              none
   --lora NAMES          adapters on it, comma-separated
   --block-size N        tokens in a block                     16
   --blocks N            physical blocks; one is never used    4096
@@ -37,6 +38,7 @@ pub struct Options {
     pub model: String,
     pub tokenizer: PathBuf,
     pub loras: Vec<String>,
+    pub api_key: Option<String>,
     pub block_size: usize,
     pub blocks: usize,
     pub max_model_len: usize,
@@ -63,6 +65,7 @@ impl Default for Options {
             model: "tiny".to_owned(),
             tokenizer: PathBuf::from("t/models/tiny"),
             loras: Vec::new(),
+            api_key: None,
             block_size: 16,
             blocks: 4096,
             max_model_len: 131_072,
@@ -108,6 +111,7 @@ impl Options {
             "--model" => self.model = value.to_owned(),
             "--tokenizer" => self.tokenizer = PathBuf::from(value),
             "--lora" => self.loras = value.split(',').map(str::to_owned).collect(),
+            "--api-key" => self.api_key = Some(value.to_owned()),
             "--block-size" => self.block_size = number(name, value)?,
             "--blocks" => self.blocks = number(name, value)?,
             "--max-model-len" => self.max_model_len = number(name, value)?,
