@@ -31,8 +31,9 @@
 //! # The layer rule
 //!
 //! Arrows point down only: `nginx → {lookup, select, events, load}`, `lookup → {prompt, remote,
-//! blocks, index}`, `events → {blocks, index}`, all `→ {types, shared}`. Nothing imports `nginx`. The domain
-//! forbids `unsafe`: shared memory reaches it as `&[AtomicU64]`, made once in `src/nginx/zone.rs`.
+//! blocks, index}`, `prompt → remote`, `events → {blocks, index}`, all `→ {types, shared}`. Nothing
+//! imports `nginx`. The domain forbids `unsafe`: shared memory reaches it as `&[AtomicU64]`, made
+//! once in `src/nginx/zone.rs`.
 
 pub mod blocks;
 pub mod events;

@@ -1,24 +1,53 @@
 //! The two calls that a request makes: body → tokens, on a job thread; tokens → overlap, in the
-//! balancer.
+//! balancer. For a remote model there is one between them, on a thread that may wait: question →
+//! tokens.
 #![forbid(unsafe_code)]
+
+use std::time::Instant;
 
 use crate::blocks::{hash_prompt, hash_whole};
 use crate::index::Index;
-use crate::prompt::{Endpoint, Limits, Models, Outcome, Tokens};
+use crate::prompt::{Endpoint, Limits, Models, Outcome, Question, Step, Tokens};
+use crate::remote::{RemoteError, Remotes};
 use crate::shared::{Mode, ServerField, Told, Zone};
 use crate::types::{BlockHash, Overlap, ServerId, Skip};
 
-/// The prompt tokens of a body, or the reason why there are none. `known` learns the model's
-/// number as soon as it is found, before the tokens are made.
+/// The prompt tokens of a body, the reason why there are none, or what has to be asked. `known`
+/// learns the model's number as soon as it is found, before the tokens are made.
 pub fn tokenize(
     models: &Models,
+    remotes: &Remotes,
     endpoint: Endpoint,
     body: &[u8],
     limits: &Limits,
     want_text: bool,
     known: impl FnOnce(usize),
-) -> Outcome {
-    models.tokenize(endpoint, body, limits, want_text, known)
+) -> Step {
+    match models.step(endpoint, body, limits, want_text, known) {
+        Step::Ask(question) => match remotes.cached(question.model(), question.api, body) {
+            Some(ids) => Step::Done(Outcome {
+                model: Some(question.model()),
+                result: Ok(question.answer(&ids)),
+            }),
+            None => Step::Ask(question),
+        },
+        done => done,
+    }
+}
+
+/// Asks one of the model's servers, and waits for it. The error is the one behind the outcome's.
+pub fn ask(
+    remotes: &Remotes,
+    question: Question,
+    body: &[u8],
+    deadline: Option<Instant>,
+) -> (Outcome, Option<RemoteError>) {
+    let model = question.model();
+    let (result, error) = match remotes.ask(model, question.api, body, deadline) {
+        Ok(ids) => (Ok(question.answer(&ids)), None),
+        Err(error) => (Err(error.skip()), Some(error)),
+    };
+    (Outcome { model: Some(model), result }, error)
 }
 
 /// Room for lookups, kept from one to the next.

@@ -10,6 +10,7 @@
 //! | `responses` | `/v1/responses` |
 //! | `generate` | SGLang's `/generate` |
 //! | `jinja` | a chat template, compiled once |
+//! | `question` | requests of models whose prompts an engine makes |
 //! | `tokenizer` | the one seam to the tokenizer crates |
 //!
 //! The reference is vLLM's Python server: a request that it would refuse is [`Skip::Refused`], and
@@ -28,6 +29,7 @@ mod messages;
 pub mod model;
 mod models;
 mod python;
+mod question;
 mod render;
 mod repr;
 mod request;
@@ -44,7 +46,8 @@ use crate::types::{Skip, TokenId};
 
 pub use inspect::prepare_chat;
 pub use model::ModelSpec;
-pub use models::{Info, Models};
+pub use models::{Info, Models, Step};
+pub use question::Question;
 
 use truncation::Truncation;
 

@@ -41,6 +41,8 @@ pub struct ModelSpec {
     pub template_kwargs: Option<Map<String, Value>>,
     /// A folder that cannot be loaded is no error.
     pub optional: bool,
+    /// An engine makes the tokens; there is no folder.
+    pub remote: bool,
 }
 
 /// What a worker holds of a model.
@@ -86,6 +88,9 @@ impl ModelSpec {
     /// Reads and checks every file without encoding anything and keeps nothing: cheap enough for
     /// `nginx -t`.
     pub fn check(&self) -> Result<(), PromptError> {
+        if self.remote {
+            return Ok(());
+        }
         let folder = Folder::open(self)?;
         folder.templates().map(|_| ())
     }

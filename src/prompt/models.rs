@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::jinja::Moment;
 use super::model::{Model, ModelSpec};
+use super::question::{Asked, Question};
 use super::request::Request;
 use super::{
     Endpoint, Job, Limits, Outcome, Prompt, PromptError, Tokens, anthropic, chat, completions,
@@ -33,6 +34,13 @@ struct Entry {
 struct Named {
     model: usize,
     is_adapter: bool,
+}
+
+/// What a request comes to.
+pub enum Step {
+    Done(Outcome),
+    /// The model is a remote one, and one of its servers has to be asked.
+    Ask(Question),
 }
 
 /// What loading one model took.
@@ -65,7 +73,7 @@ impl Models {
 
     /// Loads each model in turn and reports it; those already loaded are left alone.
     pub fn load_all(&self, mut report: impl FnMut(&str, Result<Info, &PromptError>)) {
-        for entry in &self.entries {
+        for entry in self.entries.iter().filter(|entry| !entry.spec.remote) {
             let (before, start) = (resident(), Instant::now());
             let mut fresh = false;
             let state = entry.state.get_or_init(|| {
@@ -106,7 +114,7 @@ impl Models {
     }
 
     /// The prompt tokens of a request body, or why there are none. `known` is called with the model
-    /// as soon as that is known.
+    /// as soon as that is known. A remote model, which [`Models::step`] tells apart, has none here.
     pub fn tokenize(
         &self,
         endpoint: Endpoint,
@@ -115,7 +123,24 @@ impl Models {
         want_text: bool,
         known: impl FnOnce(usize),
     ) -> Outcome {
-        let none = |skip| Outcome { model: None, result: Err(skip) };
+        match self.step(endpoint, body, limits, want_text, known) {
+            Step::Done(outcome) => outcome,
+            Step::Ask(question) => {
+                Outcome { model: Some(question.model()), result: Err(Skip::ModelUnavailable) }
+            }
+        }
+    }
+
+    /// The same, up to where an engine must be asked.
+    pub fn step(
+        &self,
+        endpoint: Endpoint,
+        body: &[u8],
+        limits: &Limits,
+        want_text: bool,
+        known: impl FnOnce(usize),
+    ) -> Step {
+        let none = |skip| Step::Done(Outcome { model: None, result: Err(skip) });
         let request = match Request::read(body) {
             Ok(request) => request,
             Err(skip) => return none(skip),
@@ -131,8 +156,17 @@ impl Models {
         };
         known(named.model);
         let lora = named.is_adapter.then(|| name.clone());
-        let result = self.prompt(named.model, lora, endpoint, &request, limits, want_text);
-        Outcome { model: Some(named.model), result }
+        let model = named.model;
+        let result = if self.entries[model].spec.remote {
+            match Question::read(model, lora, endpoint, &request, limits, body.len()) {
+                Ok(Asked::There(question)) => return Step::Ask(question),
+                Ok(Asked::Here(tokens)) => Ok(tokens),
+                Err(skip) => Err(skip),
+            }
+        } else {
+            self.prompt(model, lora, endpoint, &request, limits, want_text)
+        };
+        Step::Done(Outcome { model: Some(model), result })
     }
 
     fn prompt(
@@ -188,6 +222,9 @@ impl Models {
 
     pub(super) fn loaded(&self, model: usize) -> Result<&Model, Skip> {
         let entry = self.entries.get(model).ok_or(Skip::UnknownModel)?;
+        if entry.spec.remote {
+            return Err(Skip::Unsupported);
+        }
         match entry.state.get() {
             None => Err(Skip::Starting),
             Some(Err(_)) => Err(Skip::ModelUnavailable),
@@ -380,6 +417,27 @@ mod tests {
         models.load_all(|name, result| assert!(name == "tiny" && result.is_ok()));
         models.load_all(|_, _| panic!("a loaded model is reported again"));
         assert!(run_on(&models, endpoint, body).result.is_ok());
+    }
+
+    #[test]
+    fn a_remote_model_is_asked_for() {
+        let models = models(ModelSpec { remote: true, dir: "/nonexistent".into(), ..spec() });
+        let limits = Limits { max_text: 1 << 22, deadline: None };
+        let step = |body: &str| {
+            models.step(Endpoint::Completions, body.as_bytes(), &limits, false, |_| ())
+        };
+        let Step::Ask(question) = step(r#"{"model":"support","prompt":"Hi"}"#) else {
+            panic!("nobody is asked")
+        };
+        assert_eq!(question.model(), 0);
+        assert_eq!(question.answer(&[1]).lora.as_deref(), Some("support"));
+        let Step::Done(outcome) = step(r#"{"model":"tiny","prompt":[7]}"#) else {
+            panic!("ids are asked for")
+        };
+        assert_eq!(outcome.result.unwrap().ids, [7]);
+        let body = r#"{"model":"tiny","prompt":"Hi"}"#;
+        let outcome = run_on(&models, Endpoint::Completions, body);
+        assert_eq!(outcome.result, Err(Skip::ModelUnavailable));
     }
 
     #[test]
