@@ -909,3 +909,95 @@ server {
 server { kvc_aware_index; }
 --- says
 [emerg] "kvc_aware_index" directive is not allowed here in http.conf:1
+
+=== a remote model
+--- http
+kvc_aware_zone kvc:8m;
+kvc_aware_model tiny remote alias=small lora=support key_file=key upstream=a;
+upstream a { kvc_aware kvc; server 127.0.0.1:1; server unix:/a; kvc_aware_server unix:/a events=ipc:///b; }
+upstream b { kvc_aware kvc; server 127.0.0.1:2; }
+--- file
+# key
+secret
+--- says
+[warn] server "unix:/a" cannot be asked for the tokens of remote model "tiny" in http.conf:2
+
+=== a remote model and two upstreams
+--- http
+kvc_aware_zone kvc:8m;
+kvc_aware_model tiny remote;
+upstream a { kvc_aware kvc; server 127.0.0.1:1; }
+upstream b { kvc_aware kvc; server 127.0.0.1:2; }
+--- says
+[emerg] "kvc_aware_model" needs "upstream=" for remote model "tiny", there are several with "kvc_aware" in http.conf:2
+
+=== a remote model and no upstream
+--- http
+kvc_aware_zone kvc:8m;
+kvc_aware_model tiny remote;
+upstream a { server 127.0.0.1:1; }
+--- says
+[emerg] no upstream with "kvc_aware" for remote model "tiny" in http.conf:2
+
+=== a remote model and another upstream
+--- http
+kvc_aware_zone kvc:8m;
+kvc_aware_model tiny remote upstream=b;
+upstream a { kvc_aware kvc; server 127.0.0.1:1; }
+upstream b { server 127.0.0.1:2; }
+--- says
+[emerg] no upstream "b" with "kvc_aware" for remote model "tiny" in http.conf:2
+
+=== a remote model and sockets only
+--- http
+kvc_aware_zone kvc:8m;
+kvc_aware_model tiny remote;
+upstream a { kvc_aware kvc; server unix:/a; }
+--- says
+[warn] server "unix:/a" cannot be asked for the tokens of remote model "tiny" in http.conf:2
+[emerg] upstream "a" has no server with a port for remote model "tiny" in http.conf:2
+
+=== a remote model has no template
+--- http
+kvc_aware_model tiny remote template=a;
+--- says
+[emerg] invalid parameter "template=a" in "kvc_aware_model" directive in http.conf:1
+
+=== a remote model has no template_kwargs
+--- http
+kvc_aware_model tiny remote 'template_kwargs={}';
+--- says
+[emerg] invalid parameter "template_kwargs={}" in "kvc_aware_model" directive in http.conf:1
+
+=== a remote model is not optional
+--- http
+kvc_aware_model tiny remote optional;
+--- says
+[emerg] invalid parameter "optional" in "kvc_aware_model" directive in http.conf:1
+
+=== a folder has no key file
+--- http
+kvc_aware_model tiny $MODELS/tiny key_file=a;
+--- says
+[emerg] invalid parameter "key_file=a" in "kvc_aware_model" directive in http.conf:1
+
+=== a folder has no upstream
+--- http
+kvc_aware_model tiny $MODELS/tiny upstream=a;
+--- says
+[emerg] invalid parameter "upstream=a" in "kvc_aware_model" directive in http.conf:1
+
+=== a key file that is not there
+--- http
+kvc_aware_model tiny remote key_file=none;
+--- says
+[emerg] cannot read key file "none": No such file or directory (os error 2) in http.conf:1
+
+=== a key file without a key
+--- http
+kvc_aware_model tiny remote key_file=key;
+--- file
+# key
+not a key
+--- says
+[emerg] no key in "key", it must be one line of ASCII in http.conf:1

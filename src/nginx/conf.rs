@@ -12,6 +12,7 @@ use nginx_sys::{
 
 use super::module::ngx_http_kvc_aware_module;
 use crate::prompt::{ModelSpec, Models};
+use crate::remote::{Key, Source};
 use crate::select::{Policy, Weights};
 
 /// Where a directive stands, for what can be checked only later.
@@ -27,12 +28,25 @@ pub struct ZoneConf {
     pub shm: *mut ngx_shm_zone_t,
 }
 
+/// `kvc_aware_model name remote`: who is asked.
+#[derive(Debug)]
+pub struct RemoteConf {
+    pub model: String,
+    /// As `upstream=` names it; once the whole configuration is read, whose servers they are.
+    pub upstream: Option<String>,
+    pub key: Option<Key>,
+    pub place: Place,
+    /// The servers of the upstream that can be asked, once the whole configuration is read.
+    pub servers: Vec<String>,
+}
+
 #[derive(Default)]
 pub struct MainConf {
     pub zone: Option<ZoneConf>,
     pub specs: Vec<ModelSpec>,
     /// Those that `kvc_aware_tokenizer_dir` found; a `kvc_aware_model` of the same name wins.
     pub folders: Vec<ModelSpec>,
+    pub remotes: Vec<RemoteConf>,
     pub tokenizer_dir: Option<PathBuf>,
     pub threads: Option<usize>,
     /// The closed map of names, once the whole configuration is read.
@@ -44,6 +58,15 @@ impl MainConf {
 
     pub fn threads(&self) -> usize {
         self.threads.unwrap_or(MainConf::DEFAULT_THREADS)
+    }
+
+    /// Who is asked for the tokens of which model.
+    pub fn sources(&self, models: &Models) -> Vec<Source> {
+        let source = |remote: &RemoteConf| {
+            let model = models.names().position(|name| name == remote.model)?;
+            Some(Source { model, servers: remote.servers.clone(), key: remote.key.clone() })
+        };
+        self.remotes.iter().filter_map(source).collect()
     }
 }
 

@@ -80,7 +80,7 @@ pub const DIRECTIVES: &[Directive] = &[
         context: Context::Main,
         arguments: NGX_CONF_2MORE,
         set: main::model,
-        syntax: "name dir [alias=name,...] [lora=name,...] [template=file] [template_kwargs=json] [optional]",
+        syntax: "name dir|remote [alias=name,...] [lora=name,...] [template=file] [template_kwargs=json] [optional] [upstream=name] [key_file=file]",
         default: "",
     },
     Directive {

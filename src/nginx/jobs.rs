@@ -20,13 +20,15 @@ use nginx_sys::{
 };
 use parking_lot::Mutex;
 
+use super::askers::{Asked, Askers};
 use super::body::Body;
 use super::context::KnownModel;
 use super::log::{cycle_log, log};
 use super::process;
 use crate::events::Level;
 use crate::lookup;
-use crate::prompt::{Endpoint, Limits, Models, Outcome};
+use crate::prompt::{Endpoint, Limits, Models, Outcome, Question, Step};
+use crate::remote::Remotes;
 use crate::types::Skip;
 
 /// Jobs that may wait for each thread.
@@ -41,19 +43,27 @@ pub struct Job {
     pub known: KnownModel,
 }
 
+/// What a job has come to on its thread.
+enum Done {
+    Outcome(Outcome),
+    Ask(Question, Vec<u8>),
+}
+
 impl Job {
-    fn run(self, models: &Models) -> Outcome {
-        let failed = |skip| Outcome { model: None, result: Err(skip) };
-        let Ok(body) = self.body.read() else { return failed(Skip::Failed) };
+    fn run(&self, body: Body, models: &Models, remotes: &Remotes) -> Done {
+        let failed = |model| Done::Outcome(Outcome { model, result: Err(Skip::Failed) });
+        let Ok(body) = body.read() else { return failed(None) };
         let limits = Limits { max_text: self.max_text, deadline: self.deadline };
-        let known = self.known.clone();
         let tokenize = || {
-            lookup::tokenize(models, self.endpoint, &body, &limits, self.want_text, |model| {
-                known.set(model);
-            })
+            let known = |model| self.known.set(model);
+            let (endpoint, want_text) = (self.endpoint, self.want_text);
+            lookup::tokenize(models, remotes, endpoint, &body, &limits, want_text, known)
         };
-        catch_unwind(AssertUnwindSafe(tokenize))
-            .unwrap_or_else(|_| Outcome { model: self.known.get(), result: Err(Skip::Failed) })
+        match catch_unwind(AssertUnwindSafe(tokenize)) {
+            Ok(Step::Done(outcome)) => Done::Outcome(outcome),
+            Ok(Step::Ask(question)) => Done::Ask(question, body),
+            Err(_) => failed(self.known.get()),
+        }
     }
 }
 
@@ -96,6 +106,11 @@ impl Mailbox {
         unsafe { libc::write(self.bell.as_raw_fd(), (&raw const one).cast(), 8) };
     }
 
+    /// What a job has come to.
+    pub fn done(&self, id: u64, outcome: Outcome) {
+        self.post(Letter::Done(id, outcome));
+    }
+
     /// A line for nginx's log.
     pub fn line(&self, level: Level, text: String) {
         self.post(Letter::Line(level, text));
@@ -110,7 +125,7 @@ impl Mailbox {
 }
 
 /// Lives as long as somebody waits for a job.
-struct Wanted;
+pub struct Wanted;
 
 struct Queued {
     id: u64,
@@ -128,15 +143,21 @@ pub struct Jobs {
 }
 
 impl Jobs {
-    /// Starts the tokenizer threads, and one that loads the models.
-    pub fn start(threads: usize, models: &Arc<Models>) -> Result<Jobs, String> {
+    /// Starts the tokenizer threads, one that loads the models, and those that ask for the tokens
+    /// of remote ones.
+    pub fn start(
+        threads: usize,
+        models: &Arc<Models>,
+        remotes: &Arc<Remotes>,
+    ) -> Result<Jobs, String> {
         let mailbox = Arc::new(Mailbox::new().map_err(|e| format!("eventfd: {e}"))?);
         let connection = listen(&mailbox)?;
         let (queue, jobs) = bounded(QUEUE * threads);
         let started = masked(|| -> std::io::Result<Vec<JoinHandle<()>>> {
+            let askers = Askers::start(remotes, models, &mailbox)?;
             let mut all = vec![loader(models.clone(), mailbox.clone())?];
             for _ in 0..threads {
-                all.push(worker(models.clone(), mailbox.clone(), jobs.clone())?);
+                all.push(worker(models.clone(), askers.clone(), mailbox.clone(), jobs.clone())?);
             }
             Ok(all)
         });
@@ -212,13 +233,24 @@ impl Jobs {
 
 fn worker(
     models: Arc<Models>,
+    askers: Askers,
     mailbox: Arc<Mailbox>,
     jobs: Receiver<Queued>,
 ) -> std::io::Result<JoinHandle<()>> {
     Builder::new().name("kvc-tokens".to_owned()).spawn(move || {
-        while let Ok(Queued { id, wanted, job }) = jobs.recv() {
-            if wanted.strong_count() > 0 {
-                mailbox.post(Letter::Done(id, job.run(&models)));
+        while let Ok(Queued { id, wanted, mut job }) = jobs.recv() {
+            if wanted.strong_count() == 0 {
+                continue;
+            }
+            let body = std::mem::take(&mut job.body);
+            match job.run(body, &models, askers.remotes()) {
+                Done::Outcome(outcome) => mailbox.done(id, outcome),
+                Done::Ask(question, body) => {
+                    let asked = Asked { id, wanted, question, body, deadline: job.deadline };
+                    if let Err(outcome) = askers.submit(asked) {
+                        mailbox.done(id, outcome);
+                    }
+                }
             }
         }
     })

@@ -12,6 +12,7 @@
 //! | `context` | one request's state, found again after an internal redirect |
 //! | `body` | the client body, in memory or in a file |
 //! | `jobs` | tokenizer threads and the way back to the event loop |
+//! | `askers` | threads that ask engines for the tokens of remote models |
 //! | `access` | the access phase handler |
 //! | `plan` | the servers of an upstream, ranked for one request |
 //! | `balancer` | peer.init, get and free |
@@ -22,6 +23,7 @@
 //! | `log` | one macro for all log lines |
 
 mod access;
+mod askers;
 mod balancer;
 mod body;
 mod conf;

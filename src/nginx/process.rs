@@ -21,6 +21,7 @@ use crate::index::Index;
 use crate::load::LoadTable;
 use crate::lookup::Scratch;
 use crate::prompt::Models;
+use crate::remote::Remotes;
 use crate::shared::{Counter, ProcessId, UpstreamRow, Zone};
 use crate::types::ServerId;
 
@@ -133,7 +134,17 @@ fn start(conf: &MainConf, zone: Zone<'static>) -> Result<Process, String> {
     let models = conf.models.clone().ok_or("no models")?;
     let index = Index::open(zone.index_words()).map_err(|e| e.to_string())?;
     let loads = LoadTable::claim(zone, ProcessId::current()).map_err(|e| e.to_string())?;
-    let jobs = Jobs::start(conf.threads(), &models)?;
+    let remotes = Arc::new(Remotes::new(conf.sources(&models)));
+    let jobs = Jobs::start(conf.threads(), &models, &remotes)?;
+    for remote in &conf.remotes {
+        log!(
+            NOTICE,
+            cycle_log(),
+            "kvc_aware: model \"{}\" is asked of upstream \"{}\"",
+            remote.model,
+            remote.upstream.as_deref().unwrap_or_default()
+        );
+    }
     Ok(Process {
         zone,
         index,

@@ -10,7 +10,7 @@ use nginx_sys::{
 };
 
 use super::access;
-use super::conf::{EventsConf, MainConf, Place, UpstreamConf, balanced, main_conf};
+use super::conf::{EventsConf, MainConf, Place, RemoteConf, UpstreamConf, balanced, main_conf};
 use super::guard;
 use super::log::log;
 use super::process::endpoint_of;
@@ -71,7 +71,58 @@ unsafe fn check(cf: *mut ngx_conf_t) -> Result<(), String> {
     for upstream in &upstreams {
         check_upstream(main, upstream)?;
     }
+    for remote in &mut main.remotes {
+        // SAFETY: the log of a configuration that is being read.
+        finish_remote(remote, &upstreams, |text| log!(WARN, unsafe { (*cf).log }, "{text}"))?;
+    }
     check_shared(&upstreams)
+}
+
+/// Finds the servers that are asked for a model's tokens. A server on a unix socket is not asked.
+fn finish_remote(
+    remote: &mut RemoteConf,
+    upstreams: &[&UpstreamConf],
+    warn: impl Fn(String),
+) -> Result<(), String> {
+    let (model, place) = (&remote.model, at(&remote.place));
+    let upstream = match (&remote.upstream, upstreams) {
+        (Some(name), _) => {
+            upstreams.iter().find(|upstream| upstream.name == *name).ok_or_else(|| {
+                format!(
+                    "no upstream \"{name}\" with \"kvc_aware\" for remote model \"{model}\" {place}"
+                )
+            })?
+        }
+        (None, [one]) => one,
+        (None, []) => {
+            return Err(format!(
+                "no upstream with \"kvc_aware\" for remote model \"{model}\" {place}"
+            ));
+        }
+        (None, _) => {
+            return Err(format!(
+                "\"kvc_aware_model\" needs \"upstream=\" for remote model \"{model}\", there are \
+                 several with \"kvc_aware\" {place}"
+            ));
+        }
+    };
+    for peer in upstream.peers() {
+        if peer.starts_with("unix:") {
+            warn(format!(
+                "server \"{peer}\" cannot be asked for the tokens of remote model \"{model}\" {place}"
+            ));
+        } else {
+            remote.servers.push(peer.clone());
+        }
+    }
+    let name = upstream.name.clone();
+    if remote.servers.is_empty() {
+        return Err(format!(
+            "upstream \"{name}\" has no server with a port for remote model \"{model}\" {place}"
+        ));
+    }
+    remote.upstream = Some(name);
+    Ok(())
 }
 
 fn finish_models(main: &mut MainConf) {

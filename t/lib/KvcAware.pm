@@ -154,7 +154,7 @@ sub await_models {
     wait_until(sub { models_loaded() >= $lines }, 'the models are loaded');
 }
 
-sub models_loaded { scalar(() = error_log() =~ /kvc_aware: model "[^"]+" (?:loaded|is not)/g) }
+sub models_loaded { scalar(() = error_log() =~ /kvc_aware: model "[^"]+" (?:loaded|is not|is asked)/g) }
 
 sub trim { my $text = shift; $text =~ s/^\s+|\s+$//g; $text }
 

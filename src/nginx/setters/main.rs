@@ -6,10 +6,11 @@ use std::path::Path;
 use nginx_sys::{NGX_ERROR, ngx_parse_size, ngx_str_t};
 
 use super::{Args, ConfError, Set, setters, split};
-use crate::nginx::conf::{MainConf, ZoneConf};
+use crate::nginx::conf::{MainConf, RemoteConf, ZoneConf};
 use crate::nginx::log::log;
 use crate::nginx::zone;
 use crate::prompt::ModelSpec;
+use crate::remote::Key;
 use crate::shared::MIN_ZONE_BYTES;
 
 setters!(MainConf: zone => set_zone, model => set_model, tokenizer_dir => set_tokenizer_dir,
@@ -44,38 +45,41 @@ fn set_zone(args: &Args, conf: &mut MainConf) -> Set {
     Ok(())
 }
 
+/// In the place of a folder: an engine makes the tokens.
+const REMOTE: &str = "remote";
+
 fn set_model(args: &Args, conf: &mut MainConf) -> Set {
-    let mut spec = ModelSpec {
-        name: args.get(1).to_owned(),
-        dir: args.path(args.get(2))?,
-        ..ModelSpec::default()
-    };
+    let remote = args.get(2) == REMOTE;
+    let mut spec = ModelSpec { name: args.get(1).to_owned(), remote, ..ModelSpec::default() };
+    if !remote {
+        spec.dir = args.path(args.get(2))?;
+    }
+    let (mut upstream, mut key) = (None, None);
     for parameter in args.after(2) {
         let names = |list: &str| -> Vec<String> { list.split(',').map(str::to_owned).collect() };
         match split(parameter) {
             ("alias", Some(list)) => spec.aliases.extend(names(list)),
             ("lora", Some(list)) => spec.loras.extend(names(list)),
-            ("template", Some(file)) if !file.is_empty() => spec.template = Some(args.path(file)?),
-            ("template_kwargs", Some(json)) => {
+            ("upstream", Some(name)) if remote && !name.is_empty() => {
+                upstream = Some(name.to_owned());
+            }
+            ("key_file", Some(file)) if remote && !file.is_empty() => {
+                key = Some(read_key(args, file)?);
+            }
+            ("template", Some(file)) if !remote && !file.is_empty() => {
+                spec.template = Some(args.path(file)?);
+            }
+            ("template_kwargs", Some(json)) if !remote => {
                 let parsed = serde_json::from_str(json).map_err(|_| {
                     args.value(parameter, "a JSON object after \"template_kwargs=\"")
                 })?;
                 spec.template_kwargs = Some(parsed);
             }
-            ("optional", None) => spec.optional = true,
+            ("optional", None) if !remote => spec.optional = true,
             _ => return Err(args.parameter(parameter)),
         }
     }
-    let mut seen: Vec<&str> = conf.specs.iter().flat_map(names).collect();
-    for name in names(&spec) {
-        if name.is_empty() {
-            return Err(args.text("empty model name"));
-        }
-        if seen.contains(&name) {
-            return Err(args.text(format_args!("model name \"{name}\" is already used")));
-        }
-        seen.push(name);
-    }
+    check_names(args, conf, &spec)?;
     if let Err(error) = spec.check() {
         if !spec.optional {
             return Err(
@@ -84,8 +88,38 @@ fn set_model(args: &Args, conf: &mut MainConf) -> Set {
         }
         log!(WARN, conf args.cf, "model \"{}\" is not available: {error}", spec.name);
     }
+    if remote {
+        let (model, place) = (spec.name.clone(), args.place());
+        conf.remotes.push(RemoteConf { model, upstream, key, place, servers: Vec::new() });
+    }
     conf.specs.push(spec);
     Ok(())
+}
+
+fn check_names(args: &Args, conf: &MainConf, spec: &ModelSpec) -> Set {
+    let mut seen: Vec<&str> = conf.specs.iter().flat_map(names).collect();
+    for name in names(spec) {
+        if name.is_empty() {
+            return Err(args.text("empty model name"));
+        }
+        if seen.contains(&name) {
+            return Err(args.text(format_args!("model name \"{name}\" is already used")));
+        }
+        seen.push(name);
+    }
+    Ok(())
+}
+
+/// What a key file holds is never shown.
+fn read_key(args: &Args, file: &str) -> Result<Key, ConfError> {
+    let path = args.path(file)?;
+    let text = fs::read_to_string(&path).map_err(|error| {
+        args.text(format_args!("cannot read key file \"{}\": {error}", path.display()))
+    })?;
+    let no_key = || {
+        args.text(format_args!("no key in \"{}\", it must be one line of ASCII", path.display()))
+    };
+    Key::read(&text).ok_or_else(no_key)
 }
 
 fn names(spec: &ModelSpec) -> impl Iterator<Item = &str> {
