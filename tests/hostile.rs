@@ -2,6 +2,7 @@
 //! times its body.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use ngx_http_kvc_aware_module::prompt::{Endpoint, Limits, ModelSpec, Models};
@@ -12,6 +13,9 @@ struct Counting;
 
 static NOW: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+/// The counts are of the whole process, so that tests take turns.
+static TURN: Mutex<()> = Mutex::new(());
 
 // SAFETY: the system's allocator does the work.
 unsafe impl GlobalAlloc for Counting {
@@ -80,6 +84,7 @@ fn cases() -> Vec<(&'static str, String)> {
 
 #[test]
 fn what_is_made_to_cost_is_skipped_before_it_does() {
+    let _turn = TURN.lock();
     let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/t/models/tiny").into();
     let models =
         Models::new(vec![ModelSpec { name: "tiny".to_owned(), dir, ..ModelSpec::default() }]);
@@ -99,4 +104,35 @@ fn what_is_made_to_cost_is_skipped_before_it_does() {
         assert_eq!(outcome.result, Err(Skip::Unsupported), "{name}");
         assert!(peak <= BODIES * body.len(), "{name}: {peak} bytes");
     }
+}
+
+/// What a template doubles again and again, however small the request is.
+#[test]
+fn a_doubling_loop_ends_before_it_takes_much() {
+    let _turn = TURN.lock();
+    const MOST: usize = 80 << 20;
+    let template = std::env::temp_dir().join(format!("kvc-doubling-{}.jinja", std::process::id()));
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/t/models/tiny");
+    let said = r#""messages":[{"role":"user","content":"a"}]"#;
+    for step in ["n.x ~ n.x", "n.x + n.x", "[n.x, n.x]|join", "n.x|replace('a', 'aa')"] {
+        let text = format!(
+            "{{% set n = namespace(x=seed) %}}{{% for i in range(times) %}}{{% set n.x = {step} %}}{{% endfor %}}"
+        );
+        std::fs::write(&template, text).unwrap();
+        let (name, dir) = ("tiny".to_owned(), dir.into());
+        let template = Some(template.clone());
+        let models = Models::new(vec![ModelSpec { name, dir, template, ..ModelSpec::default() }]);
+        models.load_all(|name, loaded| assert!(loaded.is_ok(), "{name}: {loaded:?}"));
+        let kwargs = r#""chat_template_kwargs":{"seed":"a","times":64}"#;
+        let body = format!(r#"{{"model":"tiny",{said},{kwargs}}}"#).into_bytes();
+        let limits = Limits { max_text: 4 << 20, deadline: None };
+        let before = NOW.load(Relaxed);
+        PEAK.store(before, Relaxed);
+        let outcome = models.tokenize(Endpoint::Chat, &body, &limits, false, |_| ());
+        let peak = PEAK.load(Relaxed) - before;
+        println!("{step}: {peak} bytes");
+        assert_eq!(outcome.result, Err(Skip::Deadline), "{step}");
+        assert!(peak <= MOST, "{step}: {peak} bytes");
+    }
+    std::fs::remove_file(&template).unwrap();
 }

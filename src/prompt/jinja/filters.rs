@@ -35,6 +35,7 @@ pub(super) fn install(env: &mut Environment<'static>) {
     env.add_filter(ADD, numbers::add);
     env.add_filter(CONCAT, |left: &Value, right: &Value| -> Result<String, Error> {
         let mut out = repr::text(left)?;
+        text::bounded(out.len() + right.as_str().map_or(0, str::len))?;
         repr::write_text(&mut out, right)?;
         Ok(out)
     });
@@ -127,6 +128,7 @@ fn join(
             Some(attribute) => repr::write_text(&mut out, &item.get_item(attribute)?)?,
             None => repr::write_text(&mut out, &item)?,
         }
+        text::bounded(out.len())?;
         state.consume_fuel(separator.len() as u64 / 64)?;
     }
     Ok(out)

@@ -161,6 +161,7 @@ fn join(state: &State<'_, '_>, s: &str, args: &[Value]) -> Result<Value, Error> 
             out.push_str(s);
         }
         out.push_str(item.as_str().ok_or_else(wrong_argument)?);
+        text::bounded(out.len())?;
         state.consume_fuel((s.len() + 64) as u64 / 64)?;
     }
     Ok(out.into())

@@ -11,6 +11,7 @@ use crate::prompt::repr;
 /// Python's `+`: no string with anything else, and safe text escapes what it meets.
 pub(super) fn add(left: &Value, right: &Value) -> Result<Value, Error> {
     if let (Some(a), Some(b)) = (left.as_str(), right.as_str()) {
+        text::bounded(a.len() + b.len())?;
         return Ok(match (left.is_safe(), right.is_safe()) {
             (false, false) => Value::from([a, b].concat()),
             (a_safe, b_safe) => Value::from_safe_string(escape(a, a_safe) + &escape(b, b_safe)),
@@ -25,6 +26,8 @@ pub(super) fn add(left: &Value, right: &Value) -> Result<Value, Error> {
     let lists =
         [left, right].map(|value| matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable));
     if lists == [true; 2] && left.is_tuple() == right.is_tuple() {
+        // A list's item takes a few dozen bytes.
+        text::bounded((left.len().unwrap_or(0) + right.len().unwrap_or(0)).saturating_mul(32))?;
         let items: Vec<Value> = left.try_iter()?.chain(right.try_iter()?).collect();
         return Ok(if left.is_tuple() {
             Value::from(Tuple::from(items))

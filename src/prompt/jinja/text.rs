@@ -59,6 +59,13 @@ pub(super) fn lines(s: &str, keep_ends: bool) -> Vec<&str> {
     lines
 }
 
+/// Ends a rendering that puts together a text or a list of more than so many bytes or items: fuel
+/// alone does not see how much one step of a doubling loop makes.
+pub(super) fn bounded(len: usize) -> Result<(), Error> {
+    const MOST: usize = 16 << 20;
+    if len <= MOST { Ok(()) } else { Err(Error::from(ErrorKind::OutOfFuel)) }
+}
+
 pub(super) fn count(s: &str, what: &str) -> usize {
     if what.is_empty() { s.chars().count() + 1 } else { s.matches(what).count() }
 }
@@ -72,6 +79,7 @@ pub(super) fn replace(
     count: Option<usize>,
 ) -> Result<String, Error> {
     let times = self::count(s, old).min(count.unwrap_or(usize::MAX));
+    bounded(s.len().saturating_add(times.saturating_mul(new.len())))?;
     state.consume_fuel(times.saturating_mul(new.len()) as u64 / 16)?;
     Ok(s.replacen(old, new, times))
 }
