@@ -149,6 +149,9 @@ impl Object for List {
 
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
         // An attribute such as `.role` of a list is asked for by name.
+        if key.kind() == ValueKind::Bool {
+            return self.0.get(usize::from(key.is_true())).map(Json::to_value);
+        }
         if key.kind() != ValueKind::Number {
             return None;
         }
@@ -254,5 +257,51 @@ impl Object for Dict {
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         repr::write_json_dict(f, self)
+    }
+}
+
+/// What a dict's `keys`, `values` and `items` give: it has a length, but no places.
+#[derive(Debug)]
+pub(crate) struct View {
+    /// Python's name of its type.
+    pub name: &'static str,
+    pub items: Vec<Value>,
+}
+
+impl Object for View {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Iterable
+    }
+
+    /// Where there is none, the engine would count its items.
+    fn get_value(self: &Arc<Self>, _key: &Value) -> Option<Value> {
+        Some(Value::UNDEFINED)
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Values(self.items.clone())
+    }
+}
+
+/// A group that the filter `groupby` made: a tuple whose two items have names.
+#[derive(Debug)]
+pub(crate) struct Group(pub [Value; 2]);
+
+impl Object for Group {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Seq
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        let at = match key.as_str() {
+            Some("grouper") => 0,
+            Some("list") => 1,
+            _ => key.as_usize()?,
+        };
+        self.0.get(at).cloned()
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Seq(self.0.len())
     }
 }

@@ -6,7 +6,7 @@ use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 
 use super::jinja::unforeseen;
-use super::python::{BigInt, Dict, Json};
+use super::python::{BigInt, Dict, Group, Json, View};
 
 /// Containers nested deeper than this are an error, as Python has its own limit.
 const MAX_DEPTH: usize = 400;
@@ -114,6 +114,7 @@ enum Shape<'a> {
     List,
     Tuple,
     Dict,
+    View(&'static str),
     Other,
 }
 
@@ -127,11 +128,15 @@ fn shape(value: &Value) -> Shape<'_> {
         ValueKind::Bool => Shape::Bool(value.is_true()),
         ValueKind::Number if value.is_integer() => Shape::Int(value.to_string()),
         ValueKind::Number => f64::try_from(value.clone()).map_or(Shape::Other, Shape::Float),
-        ValueKind::Seq if value.is_tuple() => Shape::Tuple,
+        ValueKind::Seq if value.is_tuple() || value.downcast_object_ref::<Group>().is_some() => {
+            Shape::Tuple
+        }
         ValueKind::Map => Shape::Dict,
         ValueKind::Seq => Shape::List,
         // Two lists that were added come back as an iterable of known length.
-        ValueKind::Iterable if value.len().is_some() => Shape::List,
+        ValueKind::Iterable if value.len().is_some() => {
+            value.downcast_object_ref::<View>().map_or(Shape::List, |view| Shape::View(view.name))
+        }
         _ => match value.downcast_object_ref() {
             Some(BigInt(digits)) => Shape::Int(digits.to_string()),
             None => Shape::Other,
@@ -189,6 +194,11 @@ fn write_repr(out: &mut impl Write, value: &Value, depth: usize) -> Result<(), E
                 write_repr(out, &value.get_item(&key)?, depth + 1)?;
             }
             out.write_char('}')?;
+        }
+        Shape::View(name) => {
+            write!(out, "{name}([")?;
+            write_items(out, value, depth)?;
+            out.write_str("])")?;
         }
         Shape::Other => return Err(unprintable(value)),
     }
@@ -250,7 +260,7 @@ impl Dumps {
             Shape::Str(text) => self.write_str(out, text),
             Shape::List | Shape::Tuple => self.write_list(out, value, depth)?,
             Shape::Dict => self.write_dict(out, value, depth)?,
-            Shape::Undefined | Shape::Other => {
+            Shape::Undefined | Shape::View(_) | Shape::Other => {
                 let detail = format!("{} is not JSON serializable", value.kind());
                 return Err(Error::new(ErrorKind::BadSerialization, detail));
             }

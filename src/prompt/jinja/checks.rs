@@ -105,6 +105,34 @@ const CASES: &[(&str, &str)] = &[
         "2 False a ba\tb 10 a b7 a q",
     ),
     (
+        "{{ 'y' if l|select('none') and missing|items }} {{ (l|reject('none'))[0] is defined }} {{ l|map('string')|join('+') }} {% set i = l|select %}{{ i|first }} {{ i|list }} {{ i|list }} {{ [] == l|batch(2) }}",
+        "y False 1+2.5+None 1 [2.5] [] False",
+    ),
+    (
+        "{% for x in l|reverse %}{{ loop.revindex }}/{{ loop.length }}:{{ x }} {% endfor %}{{ x|reverse }} {{ l|reverse is iterable }} {{ l|reverse is sequence }}",
+        "3/3:None 2/3:2.5 1/3:1 b a True False",
+    ),
+    (
+        "{{ d.keys() }} {{ d.values()|list }} {{ d.keys()|length }} {{ 'a' in d.keys() }} {{ d.keys()[0] is defined }} {{ {'b': 1}.items() }}",
+        r#"dict_keys(['a', 'é']) [1, "it's \u200b"] 2 True False dict_items([('b', 1)])"#,
+    ),
+    (
+        "{% for g in [{'a': 1, 'b': 'x'}, {'a': 0}]|groupby('a') %}{{ g.grouper }}{{ g.list|length }}{{ g }}{% endfor %}",
+        "01(0, [{'a': 0}])11(1, [{'a': 1, 'b': 'x'}])",
+    ),
+    (
+        "{{ missing|default('q', boolean=true) }} {{ ''|d(default_value='e', boolean=true) }} {{ [{'a': {'b': 1}}]|join(',', attribute='a.b') }} {{ [{'a': 1}, {'a': 2}]|join(', ', 'a') }} {{ [2, 1]|sort(true) }} {{ {'B': 1, 'a': 2}|dictsort(true) }} {{ [3, 1]|min }}",
+        "q e 1 1, 2 [2, 1] [('B', 1), ('a', 2)] 1",
+    ),
+    (
+        "{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ c.current }}{{ c.next() }}{% set j = joiner() %}{{ j() }}x{{ j() }}y{% set k = joiner(sep='|') %}{{ k() }}{{ k() }}",
+        "abaax, y|",
+    ),
+    (
+        "{{ 'ΑΣ'.capitalize() }} {{ 'ǆx ßa'.title() }} {{ 'ﬁn'|capitalize }} {{ true|round }} {{ '%s-%d'|format('a', 2) }} {{ ' x '|trim(chars=' ') }}",
+        "Ας ǅx Ssa Fin 1 a-2 x",
+    ),
+    (
         "a\r\n  {%- if true -%}  b  {%- endif +%}  c\n  {# note #}\n   {% if true %}\n   d\n   {% endif %}\ne\n",
         "ab  c\n   d\ne",
     ),
@@ -128,6 +156,15 @@ fn what_python_refuses_is_refused() {
         "{{ x.index('z') }}",
         "{{ ','.join([1]) }}",
         "{{ raise_exception('no') }}",
+        "{{ l|select|length }}",
+        "{{ l|select|last }}",
+        "{{ l|map('string')|tojson }}",
+        "{{ l + l|reject('none') }}",
+        "{{ d.keys() + l }}",
+        "{{ d.items()|tojson }}",
+        "{{ l|indent }}",
+        "{{ x|default(1, 2, 3) }}",
+        "{{ cycler() }}",
         "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
     ] {
         assert_eq!(text(source), Err(Skip::Refused), "{source}");
@@ -141,6 +178,11 @@ fn what_is_not_reproduced_says_so() {
         "{{ x|wordcount }}",
         "{{ x.encode() }}",
         "{{ huge + 1 }}",
+        "{{ l|select }}",
+        "{{ '%r' % x }}",
+        "{{ '{:%}'.format(0.5) }}",
+        "{{ x.find('a', 1) }}",
+        "{% for c in x %}{% if c %}{% continue %}{% endif %}{% else %}e{% endfor %}",
         "{{ strftime_now('%j') }}",
         "{% macro m(a) %}{{ varargs }}{% endmacro %}{{ m(1) }}",
     ] {

@@ -1,11 +1,12 @@
 //! Methods of Python's `str`, `dict` and `list`. What changes its object is not among them: the
 //! engine's sandbox refuses those too.
 
-use minijinja::formatting::{FormatStyle, format};
+use minijinja::formatting::FormatStyle;
 use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
 use super::{numbers, text, unforeseen};
+use crate::prompt::python::View;
 use crate::prompt::repr;
 
 /// Methods of Python's str that are not here.
@@ -20,6 +21,9 @@ const UNFORESEEN: [&str; 9] = [
     "maketrans",
     "translate",
 ];
+
+/// Methods that may be told where in the string to begin and to end.
+const RANGED: [&str; 7] = ["count", "endswith", "find", "index", "rfind", "rindex", "startswith"];
 
 pub(super) fn call(
     state: &mut State<'_, '_>,
@@ -43,6 +47,9 @@ fn of_str(state: &State<'_, '_>, s: &str, method: &str, args: &[Value]) -> Resul
     let chars = || -> Result<Option<&str>, Error> { Ok(from_args::<(Option<&str>,)>(args)?.0) };
     let one = || -> Result<&str, Error> { Ok(from_args::<(&str,)>(args)?.0) };
     let none = || from_args::<()>(args);
+    if RANGED.contains(&method) && args.len() > 1 {
+        return Err(unforeseen("a part of a string"));
+    }
     Ok(match method {
         "strip" => text::strip(s, chars()?, true, true).into(),
         "lstrip" => text::strip(s, chars()?, true, false).into(),
@@ -59,7 +66,7 @@ fn of_str(state: &State<'_, '_>, s: &str, method: &str, args: &[Value]) -> Resul
         "count" => text::count(s, one()?).into(),
         "partition" => partition(s, one()?, s.find(one()?), false)?,
         "rpartition" => partition(s, one()?, s.rfind(one()?), true)?,
-        "format" => format(FormatStyle::StrFormat, s, &numbers::printable(args.to_vec())?)?.into(),
+        "format" => numbers::formatted(FormatStyle::StrFormat, s, args.to_vec())?,
         "zfill" => zfill(state, s, args)?,
         "ljust" | "rjust" | "center" => pad(state, s, method, args)?,
         _ => {
@@ -220,16 +227,21 @@ fn of_dict(dict: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
         "items" | "keys" | "values" | "copy" => {
             let () = from_args(args)?;
             Ok(match method {
-                "items" => text::items(dict)?,
+                "items" => view("dict_items", text::items(dict)?.try_iter()?.collect()),
                 "values" => {
-                    dict.try_iter()?.map(|key| dict.get_item(&key)).collect::<Result<_, _>>()?
+                    let values = dict.try_iter()?.map(|key| dict.get_item(&key));
+                    view("dict_values", values.collect::<Result<_, _>>()?)
                 }
-                "keys" => dict.try_iter()?.collect(),
+                "keys" => view("dict_keys", dict.try_iter()?.collect()),
                 _ => dict.clone(),
             })
         }
         _ => Err(Error::from(ErrorKind::UnknownMethod)),
     }
+}
+
+fn view(name: &'static str, items: Vec<Value>) -> Value {
+    Value::from_object(View { name, items })
 }
 
 fn of_list(list: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {

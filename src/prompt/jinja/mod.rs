@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `rewrite` | changes to a template's text, so that its operators are Python's |
 //! | `filters`, `predicates`, `methods` | those that differ, on top of `text` and `numbers` |
+//! | `lazy`, `globals` | iterators; `cycler` and `joiner` |
 //! | `format` | the form of content that a template wants |
 //! | `names` | the variables that it takes from outside |
 //! | `clock` | `strftime_now` |
@@ -13,8 +14,12 @@
 #[cfg(test)]
 mod checks;
 mod clock;
+#[cfg(test)]
+mod differential;
 mod filters;
 mod format;
+mod globals;
+mod lazy;
 mod methods;
 mod names;
 mod numbers;
@@ -57,6 +62,7 @@ pub(crate) struct Template {
     /// A macro reads `varargs` or `kwargs`, which minijinja does not have.
     takes_any_arguments: bool,
     has_generation_blocks: bool,
+    has_odd_else: bool,
     pub format: ContentFormat,
 }
 
@@ -104,7 +110,9 @@ impl Template {
         env.set_fuel(Some(FUEL));
         env.set_auto_escape_callback(|_| AutoEscape::None);
         filters::install(&mut env);
+        lazy::install(&mut env);
         predicates::install(&mut env);
+        globals::install(&mut env);
         env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message.to_string()))
         });
@@ -114,6 +122,7 @@ impl Template {
             env,
             undeclared: names::undeclared(&tree),
             takes_any_arguments: names::takes_any_arguments(&tree),
+            has_odd_else: names::has_odd_else(&tree),
             format: format::detect(&tree),
             has_generation_blocks: rewrite::has_generation_blocks(source),
             source: source.to_owned(),
@@ -154,7 +163,7 @@ impl Template {
 
     /// Renders at most `max_text` bytes.
     pub fn render(&self, variables: Vec<(&str, Value)>, job: &Job) -> Result<Rendered, Skip> {
-        if self.takes_any_arguments {
+        if self.takes_any_arguments || self.has_odd_else {
             return Err(Skip::Unsupported);
         }
         let run = Arc::new(Run {

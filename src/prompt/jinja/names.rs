@@ -38,6 +38,28 @@ pub(super) fn takes_any_arguments(template: &Stmt<'_>) -> bool {
     found
 }
 
+/// Whether a loop with an `else` may leave an iteration early: Jinja2 takes that `else` unless an
+/// iteration came to its end.
+pub(super) fn has_odd_else(template: &Stmt<'_>) -> bool {
+    let mut found = false;
+    walk(Node::Stmt(template), &mut |node| {
+        if let Node::Stmt(Stmt::ForLoop(node)) = node {
+            found |= !node.else_body.is_empty() && leaves_early(&node.body);
+        }
+    });
+    found
+}
+
+fn leaves_early(body: &[Stmt<'_>]) -> bool {
+    body.iter().any(|stmt| match stmt {
+        Stmt::Break(_) | Stmt::Continue(_) => true,
+        Stmt::IfCond(node) => leaves_early(&node.true_body) || leaves_early(&node.false_body),
+        Stmt::WithBlock(node) => leaves_early(&node.body),
+        Stmt::FilterBlock(node) => leaves_early(&node.body),
+        _ => false,
+    })
+}
+
 #[derive(Default)]
 struct Analysis<'s> {
     outside: HashSet<&'s str>,

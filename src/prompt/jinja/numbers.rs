@@ -5,7 +5,7 @@ use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
 use super::{text, unforeseen};
-use crate::prompt::python::BigInt;
+use crate::prompt::python::{BigInt, View};
 use crate::prompt::repr;
 
 /// Python's `+`: no string with anything else, and safe text escapes what it meets.
@@ -23,8 +23,13 @@ pub(super) fn add(left: &Value, right: &Value) -> Result<Value, Error> {
     if let (Some(a), Some(b)) = (float(left), float(right)) {
         return Ok((a + b).into());
     }
-    let lists =
-        [left, right].map(|value| matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable));
+    let lists = [left, right].map(|value| match value.kind() {
+        ValueKind::Seq => true,
+        ValueKind::Iterable => {
+            value.len().is_some() && value.downcast_object_ref::<View>().is_none()
+        }
+        _ => false,
+    });
     if lists == [true; 2] && left.is_tuple() == right.is_tuple() {
         // A list's item takes a few dozen bytes.
         text::bounded((left.len().unwrap_or(0) + right.len().unwrap_or(0)).saturating_mul(32))?;
@@ -42,7 +47,7 @@ pub(super) fn add(left: &Value, right: &Value) -> Result<Value, Error> {
 pub(super) fn modulo(left: &Value, right: &Value) -> Result<Value, Error> {
     if let Some(pattern) = left.as_str() {
         let args = if right.is_tuple() { right.try_iter()?.collect() } else { vec![right.clone()] };
-        return format(FormatStyle::Printf, pattern, &printable(args)?).map(Value::from);
+        return formatted(FormatStyle::Printf, pattern, args);
     }
     if let (Some(a), Some(b)) = (int(left), int(right)) {
         let remainder = a.checked_rem(b).ok_or_else(|| operands("%", left, right))?;
@@ -71,8 +76,18 @@ fn float(value: &Value) -> Option<f64> {
     }
 }
 
+/// A format. Python has more of them than the formatter: what that does not take is not reproduced.
+pub(super) fn formatted(
+    style: FormatStyle,
+    pattern: &str,
+    args: Vec<Value>,
+) -> Result<Value, Error> {
+    let args = printable(args)?;
+    format(style, pattern, &args).map(Value::from).map_err(|_| unforeseen("this format"))
+}
+
 /// Arguments of a format: what the formatter would print in another way than Python is text.
-pub(super) fn printable(args: Vec<Value>) -> Result<Vec<Value>, Error> {
+fn printable(args: Vec<Value>) -> Result<Vec<Value>, Error> {
     let is_plain = |value: &Value| value.as_str().is_some() || value.is_integer();
     let text = |value: Value| match float(&value) {
         _ if is_plain(&value) => Ok(value),
@@ -129,7 +144,7 @@ pub(super) fn round(
     let digits = precision.unwrap_or(0).min(300);
     let scale = 10f64.powi(i32::try_from(digits).unwrap_or(0));
     Ok(match method.unwrap_or("common") {
-        "common" if int(value).is_some() => value.clone(),
+        "common" if int(value).is_some() => int(value).map_or(Value::UNDEFINED, Value::from),
         "common" => format!("{number:.digits$}").parse::<f64>().unwrap_or(number).into(),
         "ceil" => ((number * scale).ceil() / scale).into(),
         "floor" => ((number * scale).floor() / scale).into(),

@@ -3,7 +3,7 @@
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Value};
 
-use super::text;
+use super::{lazy, text};
 use crate::prompt::python::BigInt;
 
 pub(super) fn install(env: &mut Environment<'static>) {
@@ -15,7 +15,7 @@ pub(super) fn install(env: &mut Environment<'static>) {
     env.add_test("integer", move |value: &Value| is_int(value));
     env.add_test("number", move |value: &Value| is_float(value) || is_int(value) || is_bool(value));
     env.add_test("iterable", |value: &Value| {
-        !value.is_undefined() && text::each(value).is_ok() || value.is_undefined()
+        lazy::is_lazy(value) || value.is_undefined() || text::each(value).is_ok()
     });
     env.add_test("sequence", |value: &Value| {
         matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)

@@ -92,17 +92,45 @@ pub(super) fn title(s: &str) -> String {
         if inside {
             out.extend(c.to_lowercase())
         } else {
-            out.extend(c.to_uppercase())
+            out.push_str(&titlecase(c))
         }
         inside = c.is_uppercase() || c.is_lowercase();
     }
     out
 }
 
+/// The first character as a title has it, the others lower: whether a sigma is a final one depends
+/// on what is before it.
 pub(super) fn capitalize(s: &str) -> String {
-    let mut rest = s.chars();
-    let first = rest.next().into_iter().flat_map(char::to_uppercase);
-    first.chain(rest.as_str().to_lowercase().chars()).collect()
+    let Some(first) = s.chars().next() else { return String::new() };
+    let lower = s.to_lowercase();
+    let mut out = titlecase(first);
+    out.extend(lower.chars().skip(first.to_lowercase().count()));
+    out
+}
+
+/// Unicode's title case. It differs from upper case where that is several letters, and in digraphs,
+/// Greek letters with a subscript, and Georgian, which has no capitals in titles.
+fn titlecase(c: char) -> String {
+    let single = |code| char::from_u32(code).unwrap_or(c).to_string();
+    match c {
+        '\u{1c4}'..='\u{1cc}' => single((u32::from(c) - 0x1c4) / 3 * 3 + 0x1c5),
+        '\u{1f1}'..='\u{1f3}' => single(0x1f2),
+        '\u{10d0}'..='\u{10ff}' => c.to_string(),
+        '\u{1f80}'..='\u{1faf}' => single(u32::from(c) | 8),
+        '\u{1fb3}' | '\u{1fc3}' | '\u{1ff3}' => single(u32::from(c) + 9),
+        '\u{1fbc}' | '\u{1fcc}' | '\u{1ffc}' => c.to_string(),
+        '\u{149}' => c.to_uppercase().collect(),
+        '\u{1fb2}' | '\u{1fb4}' | '\u{1fb7}' | '\u{1fc2}' | '\u{1fc4}' | '\u{1fc7}'
+        | '\u{1ff2}' | '\u{1ff4}' | '\u{1ff7}' => {
+            c.to_uppercase().map(|c| if c == '\u{399}' { '\u{345}' } else { c }).collect()
+        }
+        c => {
+            let mut upper = c.to_uppercase();
+            let first = upper.next().into_iter();
+            first.chain(upper.flat_map(char::to_lowercase)).collect()
+        }
+    }
 }
 
 pub(super) fn swapcase(s: &str) -> String {
@@ -124,6 +152,9 @@ pub(super) fn items(dict: &Value) -> Result<Value, Error> {
 
 /// What a loop goes over: strings by character; what Python does not iterate is an error.
 pub(super) fn each(value: &Value) -> Result<Value, Error> {
+    if let Some(rest) = super::lazy::rest(value) {
+        return Ok(rest);
+    }
     if let Some(text) = value.to_str() {
         let len = text.chars().count();
         return Ok(Value::from_object(Chars { text, len }));
