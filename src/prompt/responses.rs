@@ -199,7 +199,7 @@ fn own_text(item: &Dict, typed: bool) -> Result<Json, Skip> {
     }
     let all = |wanted| kinds.iter().all(|kind| *kind == Some(wanted));
     // Without a type only parts of an input are parts.
-    if !all("input_text") && !(typed && all("output_text")) {
+    if !(all("input_text") || typed && all("output_text")) {
         return Err(Skip::Unsupported);
     }
     let first = parts.first().and_then(Json::as_dict).ok_or(Skip::Unsupported)?;
