@@ -24,6 +24,7 @@
 //! | [`index`] | the prefix index in the zone: one writer, lock-free readers |
 //! | [`events`] | engine events: wire format, sequence rules, the subscriber thread |
 //! | [`load`] | in-flight and queued tokens, shared by all workers |
+//! | [`trust`] | what engines report of prompts, against what was made and foretold |
 //! | [`select`] | (overlap, loads) → ranked servers; pure |
 //! | [`lookup`] | the two calls a request makes: body → tokens, tokens → overlap |
 //! | `nginx` | everything that touches nginx; each callback makes one domain call |
@@ -44,6 +45,7 @@ pub mod prompt;
 pub mod remote;
 pub mod select;
 pub mod shared;
+pub mod trust;
 pub mod types;
 
 #[cfg(feature = "nginx")]

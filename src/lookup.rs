@@ -9,7 +9,8 @@ use crate::blocks::{hash_prompt, hash_whole};
 use crate::index::Index;
 use crate::prompt::{Endpoint, Limits, Models, Outcome, Question, Step, Tokens};
 use crate::remote::{RemoteError, Remotes};
-use crate::shared::{Mode, ServerField, Told, Zone};
+use crate::shared::{Mode, ServerField, ServerRow, Told, Zone};
+use crate::trust;
 use crate::types::{BlockHash, Overlap, ServerId, Skip};
 
 /// The prompt tokens of a body, the reason why there are none, or what has to be asked. `known`
@@ -73,6 +74,11 @@ pub struct Match {
     pub hybrid: bool,
 }
 
+/// What is believed of a server: nothing that events tell where our tokens are not the engine's.
+pub fn believed(row: &ServerRow<'_>) -> Mode {
+    if trust::is_trusted(row) { row.mode() } else { Mode::Approximate }
+}
+
 impl Match {
     pub fn matched_tokens(&self) -> u32 {
         self.overlap.blocks * self.block_size
@@ -80,7 +86,7 @@ impl Match {
 
     fn none(zone: Zone<'_>, server: ServerId) -> Match {
         let row = zone.server(server);
-        let mode = row.mode();
+        let mode = believed(&row);
         let told = row.get(ServerField::BlockSize) as u32;
         Match {
             mode,

@@ -77,7 +77,7 @@ is(join(' ', map { "$_->{upstream}/$_->{server}" } @{ $page->{servers} }),
     'all servers');
 my ($row) = @{ $page->{servers} };
 is(members($row), 'batches block_size blocks connected dropped engine error gaps id in_flight last_seq '
-    . 'mode polled queued_tokens rank replays requests restarts server upstream', 'of each');
+    . 'mode polled queued_tokens rank replays requests restarts server upstream usage', 'of each');
 ok($row->{connected}, 'a is connected');
 is($row->{last_seq}, undef, 'nothing came yet');
 is("@$row{qw(id rank mode batches gaps restarts block_size in_flight queued_tokens error)}",

@@ -96,9 +96,13 @@ impl<'z> Applier<'z> {
         row.set(ServerField::Applying, 1);
         self.writer.clear(id);
         // The engine may come back with another model.
-        for field in
-            [ServerField::NextSeq, ServerField::BlockSize, ServerField::Group, ServerField::Hybrid]
-        {
+        for field in [
+            ServerField::NextSeq,
+            ServerField::BlockSize,
+            ServerField::Group,
+            ServerField::Hybrid,
+            ServerField::Doubt,
+        ] {
             row.set(field, 0);
         }
         fence(Ordering::Release);

@@ -270,7 +270,7 @@ impl PeerData {
         let picked = Picked {
             server: id,
             name: String::from_utf8_lossy(name).into_owned(),
-            mode: process.zone.server(id).mode(),
+            mode: lookup::believed(&process.zone.server(id)),
             matched_blocks: found.overlap.blocks,
             matched_tokens: found.matched_tokens(),
             prompt_blocks: found.prompt_blocks,

@@ -20,6 +20,7 @@ use super::process;
 use crate::load::{Reservation, learn_rate};
 use crate::prompt::Tokens;
 use crate::shared::{Mode, UpstreamRow};
+use crate::trust::Usage;
 use crate::types::{ServerId, Skip};
 
 /// How far the access phase has come.
@@ -86,6 +87,8 @@ pub struct Context {
     pub held: Option<Held>,
     /// Within a comment of an event stream, whose first token is still to come.
     pub in_comment: bool,
+    /// What the engine says of the prompt.
+    pub usage: Usage,
     /// Time spent in our part.
     pub spent: Duration,
     pub started: Option<Instant>,
@@ -155,6 +158,7 @@ impl Context {
             tried: Vec::new(),
             held: None,
             in_comment: false,
+            usage: Usage::default(),
             spent: Duration::ZERO,
             started: None,
         }

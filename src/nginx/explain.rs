@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::body::Body;
 use super::conf::location_conf;
 use super::context::{Context, Stage};
-use super::index_page::{HYBRID, argument, send, send_error, upstreams};
+use super::index_page::{self, HYBRID, argument, send, send_error, upstreams};
 use super::jobs::{Job, Waiter};
 use super::plan::{self, Plan, Seat};
 use super::process::{self, Process};
@@ -232,7 +232,7 @@ fn why(process: &Process, outcome: &Outcome, plan: &Plan) -> Option<String> {
 }
 
 fn no_events(process: &Process, plan: &Plan) -> &'static str {
-    let wrong = |seat: &Seat| process.zone.server(seat.id).error().name();
+    let wrong = |seat: &Seat| index_page::error(&process.zone.server(seat.id));
     let cause = plan.seats.iter().map(wrong).find(|cause| !cause.is_empty());
     cause.unwrap_or("no server sends events, and no prompt that begins like this was routed lately")
 }

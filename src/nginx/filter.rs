@@ -1,4 +1,5 @@
-//! The first token of an answer: the first bytes of a stream that are no comment.
+//! What an answer tells: its first token, which is the first bytes of a stream that are no comment,
+//! and the engine's usage report.
 
 use std::cell::UnsafeCell;
 
@@ -9,7 +10,9 @@ use nginx_sys::{
 
 use super::context::Context;
 use super::guard;
+use super::log::log;
 use super::process;
+use crate::trust::{self, Verdict};
 
 struct Next(UnsafeCell<ngx_http_output_body_filter_pt>);
 
@@ -46,25 +49,61 @@ unsafe fn watch(r: *mut ngx_http_request_t, chain: *mut ngx_chain_t) {
             return;
         }
         let Some(context) = Context::find(r) else { return };
+        let answered = context.prompt.is_ok() && (*r).headers_out.status == NGX_HTTP_OK as usize;
         let queued = context.held.as_ref().is_some_and(|held| held.reservation.queued() > 0);
-        if !queued || !is_stream(&*r) {
-            return;
-        }
+        let mut waiting = queued && is_stream(&*r);
         let mut link = chain;
         while let Some(entry) = link.as_ref() {
             let buf = &*entry.buf;
             if !buf.pos.is_null() && buf.last > buf.pos {
                 let len = buf.last.offset_from(buf.pos) as usize;
                 let bytes = std::slice::from_raw_parts(buf.pos, len);
-                if has_data(bytes, &mut context.in_comment) {
-                    let learn =
-                        context.prompt.is_ok() && (*r).headers_out.status == NGX_HTTP_OK as usize;
-                    context.prefilled(learn);
-                    return;
+                if waiting && has_data(bytes, &mut context.in_comment) {
+                    context.prefilled(answered);
+                    waiting = false;
                 }
+                if answered {
+                    context.usage.feed(bytes);
+                }
+            }
+            if answered && buf.last_buf() == 1 {
+                reported(r, context);
             }
             link = entry.next;
         }
+    }
+}
+
+/// Compares what the engine says of the prompt with what was made and foretold of it here.
+unsafe fn reported(r: *mut ngx_http_request_t, context: &mut Context) {
+    let usage = std::mem::take(&mut context.usage);
+    let (Some(process), Ok(tokens), Some(picked)) =
+        (process::get(), &context.prompt, &context.picked)
+    else {
+        return;
+    };
+    if tokens.exact.reason().is_some() {
+        return;
+    }
+    let (row, made) = (process.zone.server(picked.server), tokens.ids.len() as u32);
+    let model = context.model.map_or("", |model| process.models.name(model));
+    // SAFETY: the caller's request is live.
+    let log = unsafe { (*(*r).connection).log };
+    match trust::compare(&row, &usage, made, picked.matched_tokens) {
+        Verdict::Unchanged => {}
+        Verdict::Distrusted { reported } => log!(
+            WARN,
+            log,
+            "kvc_aware: server {} counts {reported} prompt tokens where {made} were made for model \
+             \"{model}\": its tokenizer or chat template is another, events are not used",
+            picked.name
+        ),
+        Verdict::Trusted => log!(
+            NOTICE,
+            log,
+            "kvc_aware: server {} counts the prompt tokens that are made here, its events are used",
+            picked.name
+        ),
     }
 }
 

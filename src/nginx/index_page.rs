@@ -15,7 +15,9 @@ use super::peers::{self, Locked};
 use super::process::{self, Process};
 use super::{explain, guard};
 use crate::load::Rows;
+use crate::lookup;
 use crate::shared::{Counter, Dropped, MAX_SERVERS, Mode, Sample, ServerField, ServerRow};
+use crate::trust;
 use crate::types::{ServerId, Skip, Tier};
 
 const DEFAULT_LIMIT: usize = 32;
@@ -122,7 +124,8 @@ fn server(process: &Process, rows: &Rows<'_>, conf: &UpstreamConf, peer: &str) -
         .map(|reason| (reason.name().to_owned(), row.dropped(*reason).into()))
         .collect();
     let mut counts = process.index.server_blocks(id);
-    if row.mode() == Mode::Approximate {
+    let mode = lookup::believed(&row);
+    if mode == Mode::Approximate {
         counts = process.index.server_blocks(id.learned());
     }
     let blocks: Map<String, Value> = Tier::ALL
@@ -136,7 +139,7 @@ fn server(process: &Process, rows: &Rows<'_>, conf: &UpstreamConf, peer: &str) -
         "id": own.unwrap_or(peer),
         "rank": row.rank(),
         "engine": row.engine().name(),
-        "mode": row.mode().name(),
+        "mode": mode.name(),
         "connected": row.get(ServerField::Connected) == 1,
         "last_seq": row.get(ServerField::NextSeq).checked_sub(1),
         "batches": row.get(ServerField::Batches),
@@ -150,15 +153,28 @@ fn server(process: &Process, rows: &Rows<'_>, conf: &UpstreamConf, peer: &str) -
         "queued_tokens": load.queued_tokens,
         "requests": row.get(ServerField::Requests),
         "polled": null,
+        "usage": {
+            "prompt_tokens": {
+                "same": row.get(ServerField::PromptSame),
+                "different": row.get(ServerField::PromptDiffers),
+            },
+            "cached_tokens": {
+                "same": row.get(ServerField::CachedSame),
+                "more": row.get(ServerField::CachedMore),
+                "less": row.get(ServerField::CachedLess),
+            },
+        },
         "error": error(&row),
     }))
 }
 
 /// Why the overlap of a server with a hybrid model is not credited.
+pub const DISTRUSTED: &str = "the engine counts other prompt tokens than are made here";
 pub const HYBRID: &str = "the model has layers without full attention, its overlap is not credited";
 
-fn error(row: &ServerRow<'_>) -> &'static str {
+pub fn error(row: &ServerRow<'_>) -> &'static str {
     match row.error().name() {
+        _ if !trust::is_trusted(row) => DISTRUSTED,
         "" if row.get(ServerField::Hybrid) == 1 => HYBRID,
         name => name,
     }

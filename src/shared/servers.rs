@@ -69,6 +69,16 @@ pub enum ServerField {
     /// 1 once the model has shown layers without full attention: a hit there also needs what no
     /// event tells, so its overlap is not credited.
     Hybrid = 20,
+    /// Answers whose usage report counts as many prompt tokens as were made here, and others.
+    PromptSame = 21,
+    PromptDiffers = 22,
+    /// Of the former, those that report as many cached tokens as were foretold, more, or less.
+    CachedSame = 23,
+    CachedMore = 24,
+    CachedLess = 25,
+    /// Reports of another number of prompt tokens since the last that agreed, see
+    /// [`crate::trust`].
+    Doubt = 26,
 }
 
 /// Declares an enum whose members are kept as a word and shown by name.
