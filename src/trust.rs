@@ -3,7 +3,7 @@
 //! An answer's `usage` tells how many tokens the prompt had and how many of them were cached. If
 //! the first differs time after time, the tokens made here are not the engine's: from then on the
 //! server is taken as approximate, whose blocks are keyed by our own tokens, right or wrong, until
-//! the two agree again.
+//! the two have agreed for as long: now and then two numbers are the same by chance.
 #![forbid(unsafe_code)]
 
 use memchr::memmem;
@@ -70,11 +70,12 @@ pub fn compare(row: &ServerRow<'_>, usage: &Usage, made: u32, foretold: u32) -> 
     let Some(reported) = usage.prompt else { return Verdict::Unchanged };
     if reported != made {
         row.add(ServerField::PromptDiffers, 1);
-        let before = row.add(ServerField::Doubt, 1);
-        return match before + 1 {
-            PATIENCE => Verdict::Distrusted { reported },
-            _ => Verdict::Unchanged,
-        };
+        let doubt = row.add(ServerField::Doubt, 1) + 1;
+        if doubt >= PATIENCE {
+            row.set(ServerField::Doubt, 2 * PATIENCE);
+        }
+        let first = doubt == PATIENCE;
+        return if first { Verdict::Distrusted { reported } } else { Verdict::Unchanged };
     }
     row.add(ServerField::PromptSame, 1);
     if let Some(cached) = usage.cached {
@@ -85,11 +86,17 @@ pub fn compare(row: &ServerRow<'_>, usage: &Usage, made: u32, foretold: u32) -> 
         };
         row.add(field, 1);
     }
-    let doubt = row.get(ServerField::Doubt);
-    if doubt > 0 {
-        row.set(ServerField::Doubt, 0);
+    match row.get(ServerField::Doubt) {
+        0 => Verdict::Unchanged,
+        doubt if doubt > PATIENCE + 1 => {
+            row.set(ServerField::Doubt, doubt - 1);
+            Verdict::Unchanged
+        }
+        doubt => {
+            row.set(ServerField::Doubt, 0);
+            if doubt >= PATIENCE { Verdict::Trusted } else { Verdict::Unchanged }
+        }
     }
-    if doubt >= PATIENCE { Verdict::Trusted } else { Verdict::Unchanged }
 }
 
 /// Whether the tokens made here are taken for the engine's.
@@ -132,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn trust_ends_with_the_third_report_and_comes_back_with_one() {
+    fn trust_ends_with_the_third_report_and_comes_back_as_slowly() {
         let words: Vec<AtomicU64> = (0..MIN_ZONE_BYTES / 8).map(|_| AtomicU64::new(0)).collect();
         let zone = Zone::format(&words, HashKey([1, 2])).unwrap();
         let row = zone.server(ServerId(1));
@@ -145,8 +152,15 @@ mod tests {
         assert_eq!(said(Some(99), None), Verdict::Distrusted { reported: 99 });
         assert_eq!(said(Some(99), None), Verdict::Unchanged);
         assert!(!is_trusted(&row));
+        assert_eq!(said(Some(100), None), Verdict::Unchanged);
+        assert_eq!(said(Some(99), None), Verdict::Unchanged);
+        assert_eq!(said(Some(100), None), Verdict::Unchanged);
+        assert_eq!(said(Some(100), None), Verdict::Unchanged);
+        assert!(!is_trusted(&row));
         assert_eq!(said(Some(100), Some(32)), Verdict::Trusted);
         assert!(is_trusted(&row));
+        assert_eq!(said(Some(99), None), Verdict::Unchanged);
+        assert_eq!(said(Some(99), None), Verdict::Unchanged);
         assert_eq!(said(Some(100), Some(48)), Verdict::Unchanged);
         assert_eq!(said(Some(100), Some(16)), Verdict::Unchanged);
         let counts = [
@@ -156,6 +170,6 @@ mod tests {
             ServerField::CachedMore,
             ServerField::CachedLess,
         ];
-        assert_eq!(counts.map(|field| row.get(field)), [3, 4, 1, 1, 1]);
+        assert_eq!(counts.map(|field| row.get(field)), [6, 7, 1, 1, 1]);
     }
 }

@@ -28,7 +28,7 @@ defaults(
     CONFIG
     user_files => <<'    FILES',
 >>> other.jinja
-{% for message in messages %}of another model: {{ message.content }}{% endfor %}
+{% for message in messages %}of another model, which says a good deal more before each message: {{ message.content }}{% endfor %}
     FILES
 );
 run_tests();
