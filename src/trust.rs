@@ -113,7 +113,8 @@ mod tests {
     use crate::shared::{MIN_ZONE_BYTES, Zone};
     use crate::types::ServerId;
 
-    const REPORT: &[u8] = br#"{"choices":[{"message":{"content":"say \"prompt_tokens\":9, please"}}],
+    const REPORT: &[u8] =
+        br#"{"choices":[{"message":{"content":"say \"prompt_tokens\":9, please"}}],
         "usage":{"prompt_tokens":1234,"completion_tokens": 7,
         "prompt_tokens_details":{"cached_tokens": 1200}}}"#;
 
@@ -134,7 +135,10 @@ mod tests {
         for size in 1..50 {
             assert_eq!(fed(&REPORT.chunks(size).collect::<Vec<_>>()), expected, "by {size}");
         }
-        assert_eq!(fed(&[br#"{"usage":{"prompt_tokens":5,"prompt_tokens_details":null}}"#]).1, None);
+        assert_eq!(
+            fed(&[br#"{"usage":{"prompt_tokens":5,"prompt_tokens_details":null}}"#]).1,
+            None
+        );
         assert_eq!(fed(&[br#"{"usage":{"prompt_tokens":null}}"#]), (None, None));
     }
 
@@ -144,7 +148,7 @@ mod tests {
         let zone = Zone::format(&words, HashKey([1, 2])).unwrap();
         let row = zone.server(ServerId(1));
         let usage = |prompt, cached| Usage { prompt, cached, tail: Vec::new() };
-        let mut said = |prompt, cached| compare(&row, &usage(prompt, cached), 100, 32);
+        let said = |prompt, cached| compare(&row, &usage(prompt, cached), 100, 32);
         assert_eq!(said(Some(101), Some(0)), Verdict::Unchanged);
         assert_eq!(said(Some(101), None), Verdict::Unchanged);
         assert_eq!(said(None, None), Verdict::Unchanged);

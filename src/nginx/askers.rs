@@ -63,12 +63,10 @@ impl Askers {
         &self.remotes
     }
 
-    /// Hands a question over; what the job comes to if the queue is full.
-    pub fn submit(&self, asked: Asked) -> Result<(), Outcome> {
-        self.queue.try_send(asked).map_err(|error| Outcome {
-            model: Some(error.into_inner().question.model()),
-            result: Err(Skip::QueueFull),
-        })
+    /// Hands a question over. If the queue is full: what the job comes to instead.
+    pub fn submit(&self, asked: Asked) -> Option<Outcome> {
+        let refused = self.queue.try_send(asked).err()?.into_inner();
+        Some(Outcome { model: Some(refused.question.model()), result: Err(Skip::QueueFull) })
     }
 }
 

@@ -247,7 +247,7 @@ fn worker(
                 Done::Outcome(outcome) => mailbox.done(id, outcome),
                 Done::Ask(question, body) => {
                     let asked = Asked { id, wanted, question, body, deadline: job.deadline };
-                    if let Err(outcome) = askers.submit(asked) {
+                    if let Some(outcome) = askers.submit(asked) {
                         mailbox.done(id, outcome);
                     }
                 }
