@@ -109,10 +109,10 @@ is($vars->{matched_blocks}, 3, 'in blocks of 32');
 --- drive
 my $went = route(prompt(1, 100));
 reload();
-hits(prompt(1, 120), $went, 'after a reload');
+hits(prompt(1, 100), $went, 'after a reload');
 end_workers();
 wait_until(sub { eval { index_page()->{status} eq 'active' } }, 'there is a writer');
-hits(prompt(1, 120), $went, 'after a kill');
+hits(prompt(1, 100), $went, 'after a kill');
 --- no_error_log
 [error]
 [emerg]

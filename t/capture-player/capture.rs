@@ -118,7 +118,13 @@ fn cached(body: &Value, response: &Value) -> Result<u64, &'static str> {
         return Err("of several prompts the engine reports the last");
     }
     let usage = &response["json"]["usage"];
-    match usage["prompt_tokens_details"]["cached_tokens"].as_u64() {
+    // Each API says it its own way.
+    let said = [
+        &usage["prompt_tokens_details"]["cached_tokens"],
+        &usage["input_tokens_details"]["cached_tokens"],
+        &usage["cache_read_input_tokens"],
+    ];
+    match said.into_iter().find_map(Value::as_u64) {
         Some(cached) => Ok(cached),
         // Versions before 0.32 say null for none.
         None if usage.is_object() => Ok(0),
