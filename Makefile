@@ -1,7 +1,7 @@
 # NGINX=1.28 picks one of the matrix instead of the installed nginx.
 NGINX ?=
 
-.PHONY: help build test demo bench soak test-vllm loom fmt clean
+.PHONY: help build test demo bench soak test-vllm loom golden fmt clean
 
 help:
 	@echo 'make build           target/ngx_http_kvc_aware_module.so for the installed nginx, or for'
@@ -13,6 +13,7 @@ help:
 	@echo 'make test NGINX=1.28 the suites on nginx 1.28'
 	@echo 'make bench           added latency, lookups and events, as ratios'
 	@echo 'make soak            10,000 mixed requests, reloads, a killed engine: nothing may break'
+	@echo 'make golden GOLDEN_DIR=<folder>  prompts and ids against cases of a real engine'
 	@echo 'make test-vllm       predictions and policies on real vLLM workers on the CPU'
 	@echo 'make loom            every interleaving of a reader and the writer of the index, in small models'
 	@echo 'make fmt             format the sources'
@@ -34,6 +35,9 @@ bench:
 
 soak:
 	@scripts/soak
+
+golden:
+	@GOLDEN_DIR='$(GOLDEN_DIR)' scripts/golden
 
 test-vllm:
 	@t/vllm/run

