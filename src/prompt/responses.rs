@@ -71,7 +71,8 @@ fn read(model: &Model, request: &Request<'_>) -> Result<Chat, Skip> {
     Ok(Chat {
         messages: Json::list(messages.0.into_iter().map(Json::dict).collect()),
         kwargs: chat::merge(&model.template_kwargs, tools, own),
-        add_special_tokens: false,
+        // Unlike in chats: a template that begins with a BOS gets a second one.
+        add_special_tokens: true,
         truncation: None,
     })
 }
