@@ -5,6 +5,7 @@
 
 use super::chat::{self, Chat, arguments};
 use super::fields::{choice, dict, flag, object, required_text, text};
+use super::messages::BILLING_HEADER;
 use super::model::Model;
 use super::python::{Dict, Json, object as entries};
 use super::repr::Dumps;
@@ -172,8 +173,12 @@ fn content_of(content: &Json) -> Result<Json, Skip> {
         let part = object(part)?;
         match text(part, "type")?.map(|kind| &**kind) {
             Some("input_text") => {
-                let text = Json::Str(required_text(part, "text")?.clone());
-                Ok(entries([("type", Json::str("text")), ("text", text)]))
+                let text = required_text(part, "text")?;
+                // The engine leaves in such a part what it takes out of a chat's.
+                if text.starts_with(BILLING_HEADER) {
+                    return Err(Skip::Unsupported);
+                }
+                Ok(entries([("type", Json::str("text")), ("text", Json::Str(text.clone()))]))
             }
             Some("input_image" | "input_file" | "input_audio") => Err(Skip::Multimodal),
             _ => Err(Skip::Unsupported),
