@@ -1,7 +1,9 @@
 # NGINX=1.28 picks one of the matrix instead of the installed nginx.
 NGINX ?=
+# For each target of `make fuzz`.
+SECONDS ?= 600
 
-.PHONY: help build test demo bench soak test-vllm loom golden fmt clean
+.PHONY: help build test demo bench soak test-vllm loom golden fuzz fmt clean
 
 help:
 	@echo 'make build           target/ngx_http_kvc_aware_module.so for the installed nginx, or for'
@@ -16,6 +18,7 @@ help:
 	@echo 'make golden GOLDEN_DIR=<folder>  prompts and ids against cases of a real engine'
 	@echo 'make test-vllm       predictions and policies on real vLLM workers on the CPU'
 	@echo 'make loom            every interleaving of a reader and the writer of the index, in small models'
+	@echo 'make fuzz            events, requests and templates that nobody wrote, SECONDS=600 each'
 	@echo 'make fmt             format the sources'
 	@echo 'make clean           remove what was built'
 	@echo
@@ -46,6 +49,9 @@ test-vllm:
 # of `make test`.
 loom:
 	cargo test --locked --no-default-features --lib index::tests::models
+
+fuzz:
+	@scripts/fuzz $(SECONDS)
 
 fmt:
 	cargo fmt
