@@ -9,7 +9,7 @@ use crate::blocks::{hash_prompt, hash_whole};
 use crate::index::Index;
 use crate::prompt::{Endpoint, Limits, Models, Outcome, Question, Step, Tokens};
 use crate::remote::{RemoteError, Remotes};
-use crate::shared::{Mode, ServerField, ServerRow, Told, Zone};
+use crate::shared::{Mode, ServerField, ServerRow, Zone};
 use crate::trust;
 use crate::types::{BlockHash, Overlap, ServerId, Skip};
 
@@ -156,7 +156,7 @@ pub fn learn(zone: Zone<'_>, tokens: &Tokens, server: ServerId, found: &Match) {
     let message: Vec<u64> = hashes.iter().map(|hash| hash.0).collect();
     if !message.is_empty() {
         // What finds no room is counted there.
-        zone.routed().push(Told::Routed, server, &message);
+        zone.routed().push(server, &message);
     }
 }
 
@@ -271,7 +271,7 @@ mod tests {
         hash_whole(&zone.hash_key(), 16, None, None, &prompt.ids, &mut hashes);
         assert_eq!(hashes.len(), 4);
         let piece = zone.routed().take(1).unwrap();
-        assert_eq!((piece.told, piece.server), (Told::Routed, id));
+        assert_eq!(piece.server, id);
         assert_eq!(piece.words, hashes.iter().map(|hash| hash.0).collect::<Vec<_>>());
         assert_eq!(zone.routed().take(1), None);
     }

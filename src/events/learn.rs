@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use super::apply::{Applier, unix_ms};
 use crate::index::Stored;
-use crate::shared::{Piece, Told};
-use crate::types::{BlockHash, EngineHash, ServerId, Tier};
+use crate::shared::Piece;
+use crate::types::{BlockHash, EngineHash, MAX_SERVERS, ServerId, Tier};
 
 /// How long a prompt is believed to stay in a server's cache.
 const LIFETIME_MS: u64 = 120_000;
@@ -38,7 +38,7 @@ impl Learner {
         let mut taken = 0;
         while taken < TURN {
             let Some(piece) = ring.take(now_ms) else { break };
-            self.take(applier, &piece);
+            self.learn(applier, &piece);
             taken += 1;
         }
         self.pass_by(applier, taken > 0, now);
@@ -52,18 +52,11 @@ impl Learner {
         taken > 0
     }
 
-    fn take(&mut self, applier: &mut Applier<'_>, piece: &Piece) {
-        match piece.told {
-            Told::Routed => self.routed(applier, piece),
-            Told::Expected | Told::Computed => {}
-        }
-    }
-
-    fn routed(&mut self, applier: &mut Applier<'_>, piece: &Piece) {
+    fn learn(&mut self, applier: &mut Applier<'_>, piece: &Piece) {
         let parent = if piece.first { None } else { self.before };
         let known = piece.first || parent.is_some();
         self.before = None;
-        if known && piece.server.index() < crate::types::MAX_SERVERS {
+        if known && piece.server.index() < MAX_SERVERS {
             let blocks: Vec<Stored> = piece
                 .words
                 .iter()
@@ -123,7 +116,7 @@ mod tests {
         }
 
         fn push(&self, server: ServerId, blocks: std::ops::Range<u64>) {
-            assert!(self.zone.routed().push(Told::Routed, server, &blocks.collect::<Vec<_>>()));
+            assert!(self.zone.routed().push(server, &blocks.collect::<Vec<_>>()));
         }
 
         fn work(&mut self, ms: u64) {

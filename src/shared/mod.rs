@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub use counters::{Counter, Counters};
 pub use lease::Lease;
 pub use process::ProcessId;
-pub use routed::{Piece, Routed, Told};
+pub use routed::{Piece, Routed};
 pub use samples::{Sample, Samples};
 pub use servers::{Dropped, Engine, Mode, ServerError, ServerField, ServerRow, Servers};
 pub use upstreams::{UpstreamField, UpstreamRow, Upstreams};

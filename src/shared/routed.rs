@@ -1,4 +1,5 @@
-//! What workers tell the holder of the lease of the requests that they route: a ring of slots.
+//! What workers tell the holder of the lease of the requests that they route: the block hashes of
+//! prompts, from their start, that went to servers whose events do not tell. A ring of slots.
 //!
 //! Any process pushes, without a lock; one takes. A message fills one slot or several in a row.
 //! Slots that were taken stay until the taker frees them, so that what was learned from them can
@@ -40,28 +41,9 @@ pub(super) fn words_of(zone: usize) -> usize {
     HEADER + ((zone / SHARE).min(MOST_WORDS) / SLOT).max(1) * SLOT
 }
 
-/// What a message tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Told {
-    /// Block hashes of a prompt from its start, sent to a server whose events do not tell.
-    Routed = 1,
-    /// A prompt whose blocks a server should store.
-    Expected = 2,
-    /// What was expected has been computed.
-    Computed = 3,
-}
-
-impl Told {
-    fn of(byte: u64) -> Option<Told> {
-        [Told::Routed, Told::Expected, Told::Computed].into_iter().find(|told| *told as u64 == byte)
-    }
-}
-
 /// One slot of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    pub told: Told,
     pub server: ServerId,
     /// Whether the message begins and ends here.
     pub first: bool,
@@ -89,7 +71,7 @@ impl<'a> Routed<'a> {
     }
 
     /// Leaves a message; false where there is no room for it.
-    pub fn push(&self, told: Told, server: ServerId, message: &[u64]) -> bool {
+    pub fn push(&self, server: ServerId, message: &[u64]) -> bool {
         let pieces = message.len().div_ceil(PIECE).max(1) as u64;
         let Some(first) = self.reserve(pieces) else {
             self.words[LOST].fetch_add(1, Ordering::Relaxed);
@@ -102,9 +84,8 @@ impl<'a> Routed<'a> {
             for (word, value) in slot[WORDS_AT..].iter().zip(piece) {
                 word.store(*value, Ordering::Relaxed);
             }
-            let head = told as u64
-                | u64::from(server.0) << 8
-                | (piece.len() as u64) << 24
+            let head = u64::from(server.0)
+                | (piece.len() as u64) << 16
                 | u64::from(n == 0) << 32
                 | u64::from(n + 1 == pieces) << 33;
             slot[HEAD].store(head, Ordering::Relaxed);
@@ -149,7 +130,7 @@ impl<'a> Routed<'a> {
         // once too often, but is never kept for ever.
         slot[TAKEN].store(now_ms.max(1), Ordering::Relaxed);
         self.words[TAKEN_TO].store(at + 1, Ordering::Relaxed);
-        piece
+        Some(piece)
     }
 
     /// Whether a slot is reserved that was not taken.
@@ -173,7 +154,7 @@ impl<'a> Routed<'a> {
         }
         let slot = self.slot(at);
         let taken = slot[TAKEN].load(Ordering::Relaxed);
-        let piece = read(slot).filter(|piece| taken > 0 && piece.told == Told::Routed);
+        let piece = (taken > 0).then(|| read(slot));
         let used = self.words[RESERVED].load(Ordering::Relaxed).wrapping_sub(at);
         let short = used > self.capacity() - self.capacity() / MESSAGE_SHARE;
         if piece.is_some() && taken > until_ms && !short {
@@ -188,24 +169,23 @@ impl<'a> Routed<'a> {
         let freed = self.words[FREED_TO].load(Ordering::Relaxed);
         let taken = self.words[TAKEN_TO].load(Ordering::Relaxed);
         for slot in (freed..taken).map(|at| self.slot(at)) {
-            if read(slot).is_some_and(|piece| piece.server == server) {
+            if read(slot).server == server {
                 slot[TAKEN].store(0, Ordering::Relaxed);
             }
         }
     }
 }
 
-fn read(slot: &[AtomicU64]) -> Option<Piece> {
+fn read(slot: &[AtomicU64]) -> Piece {
     let head = slot[HEAD].load(Ordering::Relaxed);
-    let count = (head >> 24 & 0xff) as usize;
+    let count = (head >> 16 & 0xff) as usize;
     let words = slot[WORDS_AT..].iter().take(count);
-    Some(Piece {
-        told: Told::of(head & 0xff)?,
-        server: ServerId((head >> 8) as u16),
+    Piece {
+        server: ServerId(head as u16),
         first: head >> 32 & 1 == 1,
         last: head >> 33 & 1 == 1,
         words: words.map(|word| word.load(Ordering::Relaxed)).collect(),
-    })
+    }
 }
 
 #[cfg(test)]
@@ -226,18 +206,17 @@ mod tests {
         let ring = Routed::new(&words);
         assert_eq!(ring.take(1), None);
         for round in 0..20 {
-            assert!(ring.push(Told::Routed, ServerId(round), &message(1, 130)));
-            assert!(ring.push(Told::Computed, ServerId(900), &[7]));
+            assert!(ring.push(ServerId(round), &message(1, 130)));
+            assert!(ring.push(ServerId(900), &[7]));
             let pieces: Vec<Piece> = std::iter::from_fn(|| ring.take(5)).collect();
-            let shape: Vec<_> =
-                pieces.iter().map(|p| (p.told, p.server.0, p.first, p.last)).collect();
+            let shape: Vec<_> = pieces.iter().map(|p| (p.server.0, p.first, p.last)).collect();
             assert_eq!(
                 shape,
                 [
-                    (Told::Routed, round, true, false),
-                    (Told::Routed, round, false, false),
-                    (Told::Routed, round, false, true),
-                    (Told::Computed, 900, true, true),
+                    (round, true, false),
+                    (round, false, false),
+                    (round, false, true),
+                    (900, true, true),
                 ]
             );
             let all: Vec<u64> = pieces[..3].iter().flat_map(|p| p.words.clone()).collect();
@@ -252,36 +231,36 @@ mod tests {
     fn what_finds_no_room_is_counted() {
         let words = words(16);
         let ring = Routed::new(&words);
-        assert!(!ring.push(Told::Routed, ServerId(1), &message(0, 241)));
+        assert!(!ring.push(ServerId(1), &message(0, 241)));
         for _ in 0..4 {
-            assert!(ring.push(Told::Routed, ServerId(1), &message(0, 240)));
+            assert!(ring.push(ServerId(1), &message(0, 240)));
         }
-        assert!(!ring.push(Told::Routed, ServerId(1), &[1]));
+        assert!(!ring.push(ServerId(1), &[1]));
         assert_eq!(ring.lost(), 2);
         // Short of room: freed whenever it was taken.
         while ring.take(100).is_some() {}
         let freed = std::iter::from_fn(|| ring.free(0)).count();
         assert_eq!(freed, 4);
-        assert!(ring.push(Told::Routed, ServerId(1), &message(0, 240)));
+        assert!(ring.push(ServerId(1), &message(0, 240)));
     }
 
     #[test]
     fn a_slot_is_kept_for_its_time() {
         let words = words(64);
         let ring = Routed::new(&words);
-        ring.push(Told::Routed, ServerId(1), &[1]);
-        ring.push(Told::Routed, ServerId(2), &[2]);
-        ring.push(Told::Expected, ServerId(1), &[3]);
+        ring.push(ServerId(1), &[1]);
+        ring.push(ServerId(2), &[2]);
+        ring.push(ServerId(1), &[3]);
         ring.take(100);
         ring.take(200);
-        ring.take(200);
+        ring.take(300);
         assert_eq!(ring.free(99), None);
         assert_eq!(ring.free(100).flatten().map(|p| p.words), Some(vec![1]));
         assert_eq!(ring.free(199), None);
         ring.forget(ServerId(2));
         assert_eq!(ring.free(199), Some(None));
-        // Nothing was learned from it.
-        assert_eq!(ring.free(199), Some(None));
+        assert_eq!(ring.free(299), None);
+        assert_eq!(ring.free(300).flatten().map(|p| p.words), Some(vec![3]));
         assert_eq!(ring.free(u64::MAX), None);
     }
 
@@ -290,7 +269,7 @@ mod tests {
         let words = words(64);
         let ring = Routed::new(&words);
         assert_eq!(ring.reserve(1), Some(0));
-        ring.push(Told::Routed, ServerId(1), &[1]);
+        ring.push(ServerId(1), &[1]);
         assert_eq!(ring.take(1), None);
         assert!(ring.is_waiting());
         ring.pass();
@@ -310,7 +289,7 @@ mod tests {
                     for n in 0..EACH {
                         let len = 1 + n % 150;
                         let text = vec![u64::from(server) << 32 | n; len as usize];
-                        while !ring.push(Told::Routed, ServerId(server), &text) {
+                        while !ring.push(ServerId(server), &text) {
                             std::thread::yield_now();
                         }
                     }
