@@ -5,11 +5,13 @@
 
 use std::time::Instant;
 
-use crate::blocks::{hash_prompt, hash_whole};
+use crate::blocks::{self, hash_prompt, hash_whole};
 use crate::index::Index;
-use crate::prompt::{Endpoint, Limits, Models, Outcome, Question, Step, Tokens};
+use crate::prompt::{Endpoint, Exact, Limits, Models, Outcome, Question, Step, Tokens};
 use crate::remote::{RemoteError, Remotes};
-use crate::shared::{Mode, ServerField, ServerRow, Zone};
+use crate::shared::{
+    Expected, MAX_BLOCKS, MAX_TOKENS, Mode, ModelKey, ServerField, ServerRow, Ticket, Zone,
+};
 use crate::trust;
 use crate::types::{BlockHash, Overlap, ServerId, Skip};
 
@@ -70,13 +72,16 @@ pub struct Match {
     /// Whole blocks of the prompt that could be matched there.
     pub prompt_blocks: u32,
     pub overlap: Overlap,
+    /// Blocks that the server holds as its events tell, whether or not they are believed.
+    pub told: u32,
     /// The model has layers without full attention; see [`ServerField::Hybrid`].
     pub hybrid: bool,
 }
 
-/// What is believed of a server: nothing that events tell where our tokens are not the engine's.
-pub fn believed(row: &ServerRow<'_>) -> Mode {
-    if trust::is_trusted(row) { row.mode() } else { Mode::Approximate }
+/// What is believed of a server: nothing that events tell where our tokens for the model, or for
+/// some model, are not the engine's.
+pub fn believed(row: &ServerRow<'_>, model: Option<ModelKey>) -> Mode {
+    if trust::is_trusted(row, model) { row.mode() } else { Mode::Approximate }
 }
 
 impl Match {
@@ -84,9 +89,9 @@ impl Match {
         self.overlap.blocks * self.block_size
     }
 
-    fn none(zone: Zone<'_>, server: ServerId) -> Match {
+    fn none(zone: Zone<'_>, server: ServerId, model: Option<ModelKey>) -> Match {
         let row = zone.server(server);
-        let mode = believed(&row);
+        let mode = believed(&row, model);
         let told = row.get(ServerField::BlockSize) as u32;
         Match {
             mode,
@@ -111,17 +116,21 @@ impl Match {
     }
 }
 
-/// What the servers hold of a prompt; without tokens nothing, but their modes. One hash chain and
+/// A prompt of a model.
+pub type Prompt<'a> = (&'a Tokens, ModelKey);
+
+/// What the servers hold of a prompt; without one nothing, but their modes. One hash chain and
 /// one lookup for each block size in use.
 pub fn overlap(
     zone: Zone<'_>,
     index: &Index<'_>,
-    tokens: Option<&Tokens>,
+    prompt: Option<Prompt<'_>>,
     servers: &[ServerId],
     scratch: &mut Scratch,
 ) -> Result<Vec<Match>, Skip> {
-    let mut matches: Vec<Match> = servers.iter().map(|id| Match::none(zone, *id)).collect();
-    let Some(tokens) = tokens else { return Ok(matches) };
+    let model = prompt.map(|(_, model)| model);
+    let mut matches: Vec<Match> = servers.iter().map(|id| Match::none(zone, *id, model)).collect();
+    let Some((tokens, _)) = prompt else { return Ok(matches) };
     let learns = matches.iter().any(|m| m.mode.learns());
     let last = |id: &ServerId| if learns { id.learned().index() } else { id.index() };
     let holders = servers.iter().map(|id| last(id) + 1).max().unwrap_or(0);
@@ -139,6 +148,7 @@ pub fn overlap(
         let same = |m: &&mut Match| m.block_size == size && !m.hybrid;
         for (m, id) in matches.iter_mut().zip(servers).filter(|(m, _)| same(m)) {
             m.prompt_blocks = scratch.hashes.len() as u32;
+            m.told = scratch.overlaps[id.index()].blocks;
             m.overlap = m.best(*id, &scratch.overlaps);
         }
     }
@@ -160,6 +170,51 @@ pub fn learn(zone: Zone<'_>, tokens: &Tokens, server: ServerId, found: &Match) {
     }
 }
 
+/// Has the holder of the lease look out for the blocks that a prompt must leave on a server, if
+/// its events tell them and they are not looked out for too often already. To be called before
+/// the prompt is sent.
+pub fn expect(
+    zone: Zone<'_>,
+    (tokens, model): Prompt<'_>,
+    model_name: &str,
+    server: ServerId,
+    found: &Match,
+) -> Option<Ticket> {
+    let (size, told) = (found.block_size as usize, found.told as usize);
+    let row = zone.server(server);
+    let follows = row.mode() == Mode::Events
+        && row.get(ServerField::BlockSize) == u64::from(found.block_size)
+        && !found.hybrid;
+    let whole = tokens.ids.len().checked_div(size)?;
+    if !follows || tokens.exact != Exact::Yes || whole <= told || size > MAX_TOKENS {
+        return None;
+    }
+    let ticket = zone.checks().take(server)?;
+    let last = whole.min(told + MAX_BLOCKS.min(MAX_TOKENS / size));
+    let (key, lora) = (zone.hash_key(), tokens.lora.as_deref());
+    let mut hashes = Vec::new();
+    let known = &tokens.ids[..last * size];
+    hash_whole(&key, found.block_size, lora, tokens.salt.as_deref(), known, &mut hashes);
+    let start = match told {
+        0 => blocks::root(&key, found.block_size, lora),
+        _ => hashes[told - 1],
+    };
+    zone.checks().send(
+        ticket,
+        &Expected {
+            server,
+            model,
+            model_name: model_name.to_owned(),
+            block_size: found.block_size,
+            first: found.told,
+            start,
+            blocks: hashes.split_off(told),
+            tokens: tokens.ids[told * size..last * size].to_vec(),
+        },
+    );
+    Some(ticket)
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU64;
@@ -170,6 +225,8 @@ mod tests {
     use crate::prompt::Exact;
     use crate::shared::MIN_ZONE_BYTES;
     use crate::types::{EngineHash, Tier};
+
+    const MODEL: ModelKey = ModelKey(7);
 
     fn tokens(ids: Vec<u32>, salt: Option<&str>) -> Tokens {
         Tokens {
@@ -223,7 +280,8 @@ mod tests {
         let ids = servers.map(|(id, _)| id);
         let mut scratch = Scratch::default();
         let mut found = |tokens: Option<&Tokens>| -> Vec<(u32, u32)> {
-            let all = overlap(zone, &index, tokens, &ids, &mut scratch).unwrap();
+            let prompt = tokens.map(|tokens| (tokens, MODEL));
+            let all = overlap(zone, &index, prompt, &ids, &mut scratch).unwrap();
             all.iter().map(|m| (m.matched_tokens(), m.prompt_blocks)).collect()
         };
         assert_eq!(found(Some(&prompt)), [(48, 4), (32, 2), (32, 4), (0, 0)]);
@@ -252,7 +310,8 @@ mod tests {
         ] {
             zone.server(id).set_mode(mode);
             zone.server(id).set(ServerField::BlockSize, size);
-            let found = overlap(zone, &index, Some(&prompt), &[id], &mut Scratch::default());
+            let prompt = Some((&prompt, MODEL));
+            let found = overlap(zone, &index, prompt, &[id], &mut Scratch::default());
             assert_eq!(found.unwrap()[0].overlap.blocks, blocks, "{mode:?} {size}");
         }
     }
@@ -265,7 +324,7 @@ mod tests {
         let prompt = tokens((0..64).collect(), None);
         for mode in [Mode::Events, Mode::Approximate] {
             zone.server(id).set_mode(mode);
-            learn(zone, &prompt, id, &Match::none(zone, id));
+            learn(zone, &prompt, id, &Match::none(zone, id, None));
         }
         let mut hashes = Vec::new();
         hash_whole(&zone.hash_key(), 16, None, None, &prompt.ids, &mut hashes);
@@ -274,5 +333,37 @@ mod tests {
         assert_eq!(piece.server, id);
         assert_eq!(piece.words, hashes.iter().map(|hash| hash.0).collect::<Vec<_>>());
         assert_eq!(zone.routed().take(1), None);
+    }
+
+    #[test]
+    fn what_a_prompt_must_leave_follows_what_events_tell() {
+        let words = words();
+        let (zone, index, mut writer) = world(&words);
+        let (id, prompt) = (ServerId(2), tokens((0..64).collect(), None));
+        zone.server(id).set_mode(Mode::Events);
+        zone.server(id).set(ServerField::BlockSize, 16);
+        let expected = |prompt: &Tokens| {
+            let asked = Some((prompt, MODEL));
+            let found = overlap(zone, &index, asked, &[id], &mut Scratch::default()).unwrap();
+            let ticket = expect(zone, (prompt, MODEL), "m", id, &found[0])?;
+            let expected = zone.checks().read(ticket);
+            zone.checks().free(ticket);
+            Some(expected)
+        };
+        let mut hashes = Vec::new();
+        hash_whole(&zone.hash_key(), 16, None, None, &prompt.ids, &mut hashes);
+        let first = expected(&prompt).unwrap();
+        assert_eq!(first.blocks, hashes);
+        assert_eq!((first.first, first.start), (0, blocks::root(&zone.hash_key(), 16, None)));
+        assert_eq!(first.tokens, prompt.ids);
+        hold(zone, &mut writer, id, 16, 3);
+        let next = expected(&prompt).unwrap();
+        assert_eq!((next.first, next.start), (3, hashes[2]));
+        assert_eq!((next.blocks, next.tokens), (vec![hashes[3]], prompt.ids[48..].to_vec()));
+        let inexact = Tokens { exact: Exact::No("date"), ..prompt.clone() };
+        assert_eq!(expected(&inexact), None);
+        assert_eq!(expected(&tokens((0..15).collect(), None)), None);
+        zone.server(id).set_mode(Mode::Partial);
+        assert_eq!(expected(&prompt), None);
     }
 }

@@ -1,16 +1,20 @@
-//! What an engine reports of a prompt, against what was made and foretold of it here.
+//! What an engine tells of a prompt, against what was made and foretold of it here.
 //!
-//! An answer's `usage` tells how many tokens the prompt had and how many of them were cached. If
-//! the first differs time after time, the tokens made here are not the engine's: from then on the
-//! server is taken as approximate, whose blocks are keyed by our own tokens, right or wrong, until
-//! the two have agreed for as long: now and then two numbers are the same by chance.
+//! Two things tell. An answer's `usage` has the number of prompt tokens and how many of them were
+//! cached. And the blocks that the engine stores for a prompt must be those that were made of it
+//! here; the holder of the lease looks out for them. What differs time after time means that the
+//! tokens made here for that model are not the engine's: from then on the server is taken as
+//! approximate for that model, whose blocks are keyed by our own tokens, right or wrong, until the
+//! two have agreed for as long: now and then two numbers are the same by chance.
 #![forbid(unsafe_code)]
+
+use std::cmp::Ordering;
 
 use memchr::memmem;
 
-use crate::shared::{ServerField, ServerRow};
+use crate::shared::{ModelKey, ServerField, ServerRow, TrustField, TrustRow};
 
-/// So many reports in a row that differ end the trust.
+/// So many that differ in a row end the trust.
 pub const PATIENCE: u64 = 3;
 
 const PROMPT: &[u8] = b"\"prompt_tokens\":";
@@ -53,55 +57,102 @@ fn last_number(bytes: &[u8], key: &[u8]) -> Option<u32> {
     std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
 }
 
-/// What a report says of the trust in a server.
+/// What became of the trust in a model's tokens on a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Nothing new.
     Unchanged,
     /// The tokens made here are not the engine's, as it seems for the first time.
-    Distrusted { reported: u32 },
+    Distrusted,
     /// They are again.
     Trusted,
 }
 
-/// Counts a report of a server. `made` is the number of prompt tokens made here, `foretold` how
-/// many of them were said to be cached.
-pub fn compare(row: &ServerRow<'_>, usage: &Usage, made: u32, foretold: u32) -> Verdict {
-    let Some(reported) = usage.prompt else { return Verdict::Unchanged };
-    if reported != made {
-        row.add(ServerField::PromptDiffers, 1);
-        let doubt = row.add(ServerField::Doubt, 1) + 1;
-        if doubt >= PATIENCE {
-            row.set(ServerField::Doubt, 2 * PATIENCE);
-        }
-        let first = doubt == PATIENCE;
-        return if first { Verdict::Distrusted { reported } } else { Verdict::Unchanged };
+/// What the holder of the lease saw of the blocks of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blocks {
+    Same,
+    /// The engine stored others in their place.
+    Differ,
+    /// It stored neither.
+    Absent,
+}
+
+/// Counts a usage report. `made` is the number of prompt tokens made here, `foretold` how many of
+/// them were said to be cached.
+pub fn reported(
+    row: &ServerRow<'_>,
+    model: ModelKey,
+    usage: &Usage,
+    made: u32,
+    foretold: u32,
+) -> Verdict {
+    let (Some(reported), Some(trust)) = (usage.prompt, row.trust(model)) else {
+        return Verdict::Unchanged;
+    };
+    let same = reported == made;
+    trust.add(if same { TrustField::PromptSame } else { TrustField::PromptDiffers });
+    if let Some(cached) = usage.cached.filter(|_| same) {
+        trust.add(match foretold.cmp(&cached) {
+            Ordering::Less => TrustField::CachedMore,
+            Ordering::Equal => TrustField::CachedSame,
+            Ordering::Greater => TrustField::CachedLess,
+        });
     }
-    row.add(ServerField::PromptSame, 1);
-    if let Some(cached) = usage.cached {
-        let field = match foretold.cmp(&cached) {
-            std::cmp::Ordering::Less => ServerField::CachedMore,
-            std::cmp::Ordering::Equal => ServerField::CachedSame,
-            std::cmp::Ordering::Greater => ServerField::CachedLess,
-        };
-        row.add(field, 1);
+    weigh(row, model, TrustField::UsageDoubt, same)
+}
+
+/// Counts a prompt whose blocks were looked out for.
+pub fn looked(row: &ServerRow<'_>, model: ModelKey, seen: Blocks) -> Verdict {
+    let Some(trust) = row.trust(model) else { return Verdict::Unchanged };
+    trust.add(match seen {
+        Blocks::Same => TrustField::BlocksSame,
+        Blocks::Differ => TrustField::BlocksDiffer,
+        Blocks::Absent => TrustField::BlocksAbsent,
+    });
+    weigh(row, model, TrustField::BlockDoubt, seen == Blocks::Same)
+}
+
+/// A doubt counts what differs in a row up to [`PATIENCE`], which is the end of the trust. Then it
+/// is twice that, and what agrees takes it down again; one above [`PATIENCE`] is the end of doubt.
+fn weigh(row: &ServerRow<'_>, model: ModelKey, doubt: TrustField, agrees: bool) -> Verdict {
+    let Some(trust) = row.trust(model) else { return Verdict::Unchanged };
+    let step = |doubt: u64| match (agrees, doubt) {
+        (false, doubt) if doubt + 1 >= PATIENCE => 2 * PATIENCE,
+        (false, doubt) => doubt + 1,
+        (true, doubt) if doubt > PATIENCE + 1 => doubt - 1,
+        (true, _) => 0,
+    };
+    let (before, after) = trust.change(doubt, step);
+    if after >= PATIENCE {
+        row.set(ServerField::Distrust, 1);
     }
-    match row.get(ServerField::Doubt) {
-        0 => Verdict::Unchanged,
-        doubt if doubt > PATIENCE + 1 => {
-            row.set(ServerField::Doubt, doubt - 1);
-            Verdict::Unchanged
+    match (before >= PATIENCE, after >= PATIENCE) {
+        (false, true) => Verdict::Distrusted,
+        (true, false) => {
+            let distrusted = row.trusts().any(|trust| !is_certain(&trust));
+            row.set(ServerField::Distrust, u64::from(distrusted));
+            trust.swap(TrustField::Logged, 0);
+            Verdict::Trusted
         }
-        doubt => {
-            row.set(ServerField::Doubt, 0);
-            if doubt >= PATIENCE { Verdict::Trusted } else { Verdict::Unchanged }
-        }
+        _ => Verdict::Unchanged,
     }
 }
 
-/// Whether the tokens made here are taken for the engine's.
-pub fn is_trusted(row: &ServerRow<'_>) -> bool {
-    row.get(ServerField::Doubt) < PATIENCE
+fn is_certain(trust: &TrustRow<'_>) -> bool {
+    [TrustField::UsageDoubt, TrustField::BlockDoubt]
+        .iter()
+        .all(|field| trust.get(*field) < PATIENCE)
+}
+
+/// Whether the tokens made here for a model are taken for the engine's; without a model, whether
+/// those of all models are.
+pub fn is_trusted(row: &ServerRow<'_>, model: Option<ModelKey>) -> bool {
+    if row.get(ServerField::Distrust) == 0 {
+        return true;
+    }
+    let concerned = |trust: &TrustRow<'_>| model.is_none_or(|model| trust.model() == model);
+    row.trusts().filter(concerned).all(|trust| is_certain(&trust))
 }
 
 #[cfg(test)]
@@ -142,38 +193,90 @@ mod tests {
         assert_eq!(fed(&[br#"{"usage":{"prompt_tokens":null}}"#]), (None, None));
     }
 
+    fn words() -> Vec<AtomicU64> {
+        (0..MIN_ZONE_BYTES / 8).map(|_| AtomicU64::new(0)).collect()
+    }
+
     #[test]
     fn trust_ends_with_the_third_report_and_comes_back_as_slowly() {
-        let words: Vec<AtomicU64> = (0..MIN_ZONE_BYTES / 8).map(|_| AtomicU64::new(0)).collect();
+        let words = words();
         let zone = Zone::format(&words, HashKey([1, 2])).unwrap();
-        let row = zone.server(ServerId(1));
+        let (row, model) = (zone.server(ServerId(1)), ModelKey::of("a"));
         let usage = |prompt, cached| Usage { prompt, cached, tail: Vec::new() };
-        let said = |prompt, cached| compare(&row, &usage(prompt, cached), 100, 32);
+        let said = |prompt, cached| reported(&row, model, &usage(prompt, cached), 100, 32);
+        let trusted = || is_trusted(&row, Some(model));
         assert_eq!(said(Some(101), Some(0)), Verdict::Unchanged);
         assert_eq!(said(Some(101), None), Verdict::Unchanged);
         assert_eq!(said(None, None), Verdict::Unchanged);
-        assert!(is_trusted(&row));
-        assert_eq!(said(Some(99), None), Verdict::Distrusted { reported: 99 });
+        assert!(trusted());
+        assert_eq!(said(Some(99), None), Verdict::Distrusted);
         assert_eq!(said(Some(99), None), Verdict::Unchanged);
-        assert!(!is_trusted(&row));
+        assert!(!trusted());
         assert_eq!(said(Some(100), None), Verdict::Unchanged);
         assert_eq!(said(Some(99), None), Verdict::Unchanged);
         assert_eq!(said(Some(100), None), Verdict::Unchanged);
         assert_eq!(said(Some(100), None), Verdict::Unchanged);
-        assert!(!is_trusted(&row));
+        assert!(!trusted());
         assert_eq!(said(Some(100), Some(32)), Verdict::Trusted);
-        assert!(is_trusted(&row));
+        assert!(trusted());
         assert_eq!(said(Some(99), None), Verdict::Unchanged);
         assert_eq!(said(Some(99), None), Verdict::Unchanged);
         assert_eq!(said(Some(100), Some(48)), Verdict::Unchanged);
         assert_eq!(said(Some(100), Some(16)), Verdict::Unchanged);
         let counts = [
-            ServerField::PromptSame,
-            ServerField::PromptDiffers,
-            ServerField::CachedSame,
-            ServerField::CachedMore,
-            ServerField::CachedLess,
+            TrustField::PromptSame,
+            TrustField::PromptDiffers,
+            TrustField::CachedSame,
+            TrustField::CachedMore,
+            TrustField::CachedLess,
         ];
-        assert_eq!(counts.map(|field| row.get(field)), [6, 7, 1, 1, 1]);
+        let trust = row.trust(model).unwrap();
+        assert_eq!(counts.map(|field| trust.get(field)), [6, 7, 1, 1, 1]);
+    }
+
+    #[test]
+    fn a_report_that_agrees_does_not_outweigh_blocks_that_differ() {
+        let words = words();
+        let zone = Zone::format(&words, HashKey([1, 2])).unwrap();
+        let (row, model) = (zone.server(ServerId(1)), ModelKey::of("a"));
+        let agrees = Usage { prompt: Some(100), cached: None, tail: Vec::new() };
+        for (seen, verdict) in [
+            (Blocks::Differ, Verdict::Unchanged),
+            (Blocks::Absent, Verdict::Unchanged),
+            (Blocks::Differ, Verdict::Distrusted),
+            (Blocks::Same, Verdict::Unchanged),
+            (Blocks::Same, Verdict::Unchanged),
+            (Blocks::Same, Verdict::Trusted),
+        ] {
+            assert_eq!(reported(&row, model, &agrees, 100, 0), Verdict::Unchanged);
+            assert_eq!(looked(&row, model, seen), verdict);
+        }
+        let trust = row.trust(model).unwrap();
+        let counts = [TrustField::BlocksSame, TrustField::BlocksDiffer, TrustField::BlocksAbsent];
+        assert_eq!(counts.map(|field| trust.get(field)), [3, 2, 1]);
+    }
+
+    #[test]
+    fn one_model_is_not_blamed_for_another() {
+        let words = words();
+        let zone = Zone::format(&words, HashKey([1, 2])).unwrap();
+        let row = zone.server(ServerId(1));
+        let [a, b] = ["a", "b"].map(ModelKey::of);
+        let times = |n, model, seen| (0..n).fold(None, |_, _| Some(looked(&row, model, seen)));
+        times(3, a, Blocks::Differ);
+        let trusted = || [Some(a), Some(b), None].map(|model| is_trusted(&row, model));
+        assert_eq!(trusted(), [false, true, false]);
+        times(3, b, Blocks::Differ);
+        assert_eq!(trusted(), [false, false, false]);
+        times(4, a, Blocks::Same);
+        assert_eq!(trusted(), [true, false, false]);
+        row.forget_trust();
+        assert_eq!(trusted(), [true, true, true]);
+        for n in 0..4 {
+            assert!(row.trust(ModelKey::of(&format!("model {n}"))).is_some());
+        }
+        assert!(row.trust(a).is_none());
+        assert_eq!(times(4, a, Blocks::Differ), Some(Verdict::Unchanged));
+        assert_eq!(trusted(), [true, true, true]);
     }
 }

@@ -4,6 +4,7 @@
 use std::sync::atomic::{Ordering, fence};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::checker::Checker;
 use super::sequence::{Mark, Sequence};
 use super::wire::{self, Attention, KvEvent, Removed};
 use crate::blocks::{self, HashKey};
@@ -15,6 +16,7 @@ use crate::types::{BlockHash, ServerId, Tier};
 pub struct Applier<'z> {
     pub(super) writer: Writer<'z>,
     pub(super) zone: Zone<'z>,
+    pub(super) checker: Checker,
     key: HashKey,
 }
 
@@ -39,6 +41,7 @@ pub struct Told {
 /// One server's part of an [`Applier`].
 struct Target<'a, 'z> {
     writer: &'a mut Writer<'z>,
+    checker: &'a mut Checker,
     zone: Zone<'z>,
     key: HashKey,
     id: ServerId,
@@ -50,7 +53,7 @@ struct Target<'a, 'z> {
 
 impl<'z> Applier<'z> {
     pub fn new(writer: Writer<'z>, zone: Zone<'z>) -> Applier<'z> {
-        Applier { writer, zone, key: zone.hash_key() }
+        Applier { writer, zone, checker: Checker::new(zone), key: zone.hash_key() }
     }
 
     /// Applies a batch and notes `mark` as the last one. `configured` is the block size that the
@@ -66,9 +69,11 @@ impl<'z> Applier<'z> {
     ) -> Told {
         let row = self.zone.server(id);
         row.set(ServerField::Applying, 1);
-        let Applier { writer, zone, key } = self;
+        let Applier { writer, zone, checker, key } = self;
+        checker.look(*zone);
         let mut target = Target {
             writer,
+            checker,
             zone: *zone,
             key: *key,
             id,
@@ -96,15 +101,13 @@ impl<'z> Applier<'z> {
         row.set(ServerField::Applying, 1);
         self.writer.clear(id);
         // The engine may come back with another model.
-        for field in [
-            ServerField::NextSeq,
-            ServerField::BlockSize,
-            ServerField::Group,
-            ServerField::Hybrid,
-            ServerField::Doubt,
-        ] {
+        for field in
+            [ServerField::NextSeq, ServerField::BlockSize, ServerField::Group, ServerField::Hybrid]
+        {
             row.set(field, 0);
         }
+        row.forget_trust();
+        self.checker.forget(id, self.zone);
         fence(Ordering::Release);
         row.set(ServerField::Applying, 0);
     }
@@ -145,6 +148,7 @@ impl Target<'_, '_> {
             Ok(KvEvent::Removed(removed)) => self.removed(removed),
             Ok(KvEvent::Cleared) => {
                 self.writer.clear(self.id);
+                self.checker.forget(self.id, self.zone);
                 self.told.cleared = true;
                 Ok(())
             }
@@ -175,7 +179,10 @@ impl Target<'_, '_> {
                 }
             },
         };
-        let chain = self.chain(event, parent);
+        let start = parent
+            .unwrap_or_else(|| blocks::root(&self.key, event.block_size, event.lora.as_deref()));
+        let chain = self.chain(event, start);
+        self.checker.stored(self.id, start, &chain, event);
         let counted = self.counts_references(event, &chain);
         self.store(event.tier, parent, &chain, counted);
         for (stored, tokens) in chain.iter().zip(event.tokens.chunks_exact(size)) {
@@ -222,9 +229,8 @@ impl Target<'_, '_> {
         Ok(())
     }
 
-    fn chain(&self, event: &wire::Stored<'_>, parent: Option<BlockHash>) -> Vec<index::Stored> {
-        let mut block = parent
-            .unwrap_or_else(|| blocks::root(&self.key, event.block_size, event.lora.as_deref()));
+    fn chain(&self, event: &wire::Stored<'_>, start: BlockHash) -> Vec<index::Stored> {
+        let mut block = start;
         let pieces = event.tokens.chunks_exact(event.block_size as usize);
         let numbered = event.hashes.iter().zip(pieces).enumerate();
         numbered

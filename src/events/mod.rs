@@ -11,6 +11,7 @@
 //! | `sequence` | which message comes next: apply, duplicate, gap, restart; pure |
 //! | `flow` | live and replayed messages of one server, put in order; pure |
 //! | `apply` | one batch → changes of the index and of the server's row |
+//! | `checker` | which blocks prompts must leave, against which they do |
 //! | `learn` | what workers routed → blocks of servers without events |
 //! | `link` | one server's connection: sockets → flow → apply |
 //! | `subscriber` | the thread: lease, links, reaping |
@@ -19,6 +20,7 @@
 mod apply;
 #[cfg(test)]
 mod captures;
+mod checker;
 mod flow;
 mod learn;
 mod link;

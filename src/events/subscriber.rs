@@ -157,6 +157,7 @@ impl Thread {
             if ticked.is_none_or(|at| now - at >= TICK) {
                 ticked = Some(now);
                 tick(&mut links, &contexts, &mut applier);
+                self.check(&mut applier, now);
             }
             if now - reaped >= REAP {
                 reaped = now;
@@ -167,6 +168,15 @@ impl Thread {
             }
         }
         Ok(())
+    }
+
+    /// Tells which prompts have not left the blocks that they should.
+    fn check(&self, applier: &mut Applier<'_>, now: Instant) {
+        for found in applier.check(now) {
+            let level = if found.trusted { Level::Notice } else { Level::Warn };
+            let server = self.zone.server(found.server).address();
+            (self.config.log)(level, format!("server {server}: {}", found.text));
+        }
     }
 
     /// The connection to a server, which goes on where the last process stopped.

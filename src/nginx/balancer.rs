@@ -266,11 +266,12 @@ impl PeerData {
         };
         let Some(id) = process.server(name) else { return };
         let seat = self.seats().iter().find(|seat| seat.id == id);
+        let model = context.model.map(|model| process.key(model));
         let found = seat.map_or_else(Match::default, |seat| seat.found);
         let picked = Picked {
             server: id,
             name: String::from_utf8_lossy(name).into_owned(),
-            mode: lookup::believed(&process.zone.server(id)),
+            mode: lookup::believed(&process.zone.server(id), model),
             matched_blocks: found.overlap.blocks,
             matched_tokens: found.matched_tokens(),
             prompt_blocks: found.prompt_blocks,
@@ -278,9 +279,12 @@ impl PeerData {
         // SAFETY: the request is live.
         let queued = unsafe { self.queued(context, &found) };
         self.hold(process, context, id, queued);
-        if let Ok(tokens) = &context.prompt {
+        let ticket = context.prompt.as_ref().ok().and_then(|tokens| {
             lookup::learn(process.zone, tokens, id, &found);
-        }
+            let (key, name) = (process.key(tokens.model), process.models.name(tokens.model));
+            lookup::expect(process.zone, (tokens, key), name, id, &found)
+        });
+        context.expect(ticket);
         self.take_turn(process, id, weight);
         log!(
             DEBUG,

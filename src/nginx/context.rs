@@ -19,7 +19,7 @@ use super::module::ngx_http_kvc_aware_module;
 use super::process;
 use crate::load::{Reservation, learn_rate};
 use crate::prompt::Tokens;
-use crate::shared::{Mode, UpstreamRow};
+use crate::shared::{Mode, Ticket, UpstreamRow};
 use crate::trust::Usage;
 use crate::types::{ServerId, Skip};
 
@@ -87,6 +87,8 @@ pub struct Context {
     pub held: Option<Held>,
     /// Within a comment of an event stream, whose first token is still to come.
     pub in_comment: bool,
+    /// The blocks that the prompt must leave are looked out for.
+    pub expected: Option<Ticket>,
     /// What the engine says of the prompt.
     pub usage: Usage,
     /// Time spent in our part.
@@ -158,6 +160,7 @@ impl Context {
             tried: Vec::new(),
             held: None,
             in_comment: false,
+            expected: None,
             usage: Usage::default(),
             spent: Duration::ZERO,
             started: None,
@@ -227,6 +230,21 @@ impl Context {
         process.loads.prefilled(&mut held.reservation, now);
     }
 
+    /// The first token of an answer came, so the prompt has been computed.
+    pub fn answered(&mut self) {
+        if let (Some(ticket), Some(process)) = (self.expected.take(), process::get()) {
+            process.zone.checks().answered(ticket);
+        }
+    }
+
+    /// Looks out for the blocks of the prompt on another server, or nowhere any more.
+    pub fn expect(&mut self, ticket: Option<Ticket>) {
+        let before = std::mem::replace(&mut self.expected, ticket);
+        if let (Some(ticket), Some(process)) = (before, process::get()) {
+            process.zone.checks().give_up(ticket);
+        }
+    }
+
     /// The request left its server.
     pub fn release(&mut self) {
         stop(&mut self.estimate);
@@ -240,6 +258,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         self.leave();
         self.release();
+        self.expect(None);
     }
 }
 

@@ -14,10 +14,11 @@ use super::jobs::{Job, Waiter};
 use super::plan::{self, Plan, Seat};
 use super::process::{self, Process};
 use super::{guard, peers};
+use crate::blocks::hash_whole;
 use crate::lookup::{self, Scratch};
 use crate::prompt::{Endpoint, Outcome, Tokens};
 use crate::select::Terms;
-use crate::shared::Mode;
+use crate::shared::{Difference, Mode};
 use crate::types::{ServerId, Skip, Tier};
 
 const FIRST_TOKENS: usize = 8;
@@ -135,7 +136,10 @@ unsafe fn answer(r: *mut ngx_http_request_t, outcome: &Outcome) -> Answer {
     shown["servers"] = json!(servers);
     shown["choice"] = json!(first.map(|seat| address(process, seat)).unwrap_or_default());
     shown["status"] = json!(status(outcome, &plan, first));
-    shown["why"] = json!(why(process, outcome, &plan).unwrap_or_default());
+    let differs = tokens.and_then(|tokens| differs(process, &plan, tokens));
+    shown["why"] = json!(why(process, outcome, &plan, differs.as_ref()).unwrap_or_default());
+    shown["differs"] =
+        differs.map_or(Value::Null, |found| index_page::difference(process, &found, show_tokens));
     Ok(shown)
 }
 
@@ -204,7 +208,12 @@ fn status(outcome: &Outcome, plan: &Plan, first: Option<&Seat>) -> String {
 }
 
 /// Why nobody holds anything of the prompt; `None` where somebody does.
-fn why(process: &Process, outcome: &Outcome, plan: &Plan) -> Option<String> {
+fn why(
+    process: &Process,
+    outcome: &Outcome,
+    plan: &Plan,
+    differs: Option<&Difference>,
+) -> Option<String> {
     let tokens = match &outcome.result {
         Ok(tokens) => tokens,
         Err(skip) => return Some(format!("not tokenized: {}", skip.name())),
@@ -214,6 +223,10 @@ fn why(process: &Process, outcome: &Outcome, plan: &Plan) -> Option<String> {
     }
     if plan.seats.iter().any(|seat| seat.found.overlap.blocks > 0) {
         return None;
+    }
+    if let Some(found) = differs {
+        let server = process.zone.server(found.server).address();
+        return Some(format!("block {} of this prompt has other tokens on {server}", found.block));
     }
     let heard = |seat: &&Seat| seat.found.mode != Mode::Approximate;
     let Some(seat) = plan.seats.iter().find(heard) else {
@@ -231,6 +244,22 @@ fn why(process: &Process, outcome: &Outcome, plan: &Plan) -> Option<String> {
     })
 }
 
+/// The first block of this prompt that an engine was seen to make of other tokens.
+fn differs(process: &Process, plan: &Plan, tokens: &Tokens) -> Option<Difference> {
+    let model = process.key(tokens.model);
+    let (key, lora, salt) =
+        (process.zone.hash_key(), tokens.lora.as_deref(), tokens.salt.as_deref());
+    let mut hashes = Vec::new();
+    process.zone.differences().newest().find(|found| {
+        let here = plan.seats.iter().any(|seat| seat.id == found.server);
+        if found.model != model || !here {
+            return false;
+        }
+        hash_whole(&key, found.block_size, lora, salt, &tokens.ids, &mut hashes);
+        hashes.get(found.block as usize) == Some(&found.hash)
+    })
+}
+
 fn no_events(process: &Process, plan: &Plan) -> &'static str {
     let wrong = |seat: &Seat| index_page::error(&process.zone.server(seat.id));
     let cause = plan.seats.iter().map(wrong).find(|cause| !cause.is_empty());
@@ -241,7 +270,8 @@ fn no_events(process: &Process, plan: &Plan) -> &'static str {
 fn first_block(process: &Process, plan: &Plan, tokens: &Tokens) -> &'static str {
     let ids: Vec<ServerId> = plan.seats.iter().map(|seat| seat.id).collect();
     let held = |tokens: &Tokens| {
-        lookup::overlap(process.zone, &process.index, Some(tokens), &ids, &mut Scratch::default())
+        let prompt = Some((tokens, process.key(tokens.model)));
+        lookup::overlap(process.zone, &process.index, prompt, &ids, &mut Scratch::default())
             .is_ok_and(|found| found.iter().any(|found| found.overlap.blocks > 0))
     };
     let without = |salt: bool, lora: bool| {

@@ -51,7 +51,8 @@ unsafe fn watch(r: *mut ngx_http_request_t, chain: *mut ngx_chain_t) {
         let Some(context) = Context::find(r) else { return };
         let answered = context.prompt.is_ok() && (*r).headers_out.status == NGX_HTTP_OK as usize;
         let queued = context.held.as_ref().is_some_and(|held| held.reservation.queued() > 0);
-        let mut waiting = queued && is_stream(&*r);
+        let streams = is_stream(&*r);
+        let mut waiting = streams && (queued || context.expected.is_some());
         let mut link = chain;
         while let Some(entry) = link.as_ref() {
             let buf = &*entry.buf;
@@ -59,8 +60,13 @@ unsafe fn watch(r: *mut ngx_http_request_t, chain: *mut ngx_chain_t) {
                 let len = buf.last.offset_from(buf.pos) as usize;
                 let bytes = std::slice::from_raw_parts(buf.pos, len);
                 if waiting && has_data(bytes, &mut context.in_comment) {
-                    context.prefilled(answered);
+                    if queued {
+                        context.prefilled(answered);
+                    }
                     waiting = false;
+                }
+                if answered && !waiting {
+                    context.answered();
                 }
                 if answered {
                     context.usage.feed(bytes);
@@ -86,22 +92,24 @@ unsafe fn reported(r: *mut ngx_http_request_t, context: &mut Context) {
         return;
     }
     let (row, made) = (process.zone.server(picked.server), tokens.ids.len() as u32);
-    let model = context.model.map_or("", |model| process.models.name(model));
+    let (key, model) = (process.key(tokens.model), process.models.name(tokens.model));
     // SAFETY: the caller's request is live.
     let log = unsafe { (*(*r).connection).log };
-    match trust::compare(&row, &usage, made, picked.matched_tokens) {
+    match trust::reported(&row, key, &usage, made, picked.matched_tokens) {
         Verdict::Unchanged => {}
-        Verdict::Distrusted { reported } => log!(
+        Verdict::Distrusted => log!(
             WARN,
             log,
-            "kvc_aware: server {} counts {reported} prompt tokens where {made} were made for model \
-             \"{model}\": its tokenizer or chat template is another, events are not used",
-            picked.name
+            "kvc_aware: server {} counts {} prompt tokens where {made} were made for model \
+             \"{model}\": its tokenizer or chat template is another, events are not used for it",
+            picked.name,
+            usage.prompt.unwrap_or_default()
         ),
         Verdict::Trusted => log!(
             NOTICE,
             log,
-            "kvc_aware: server {} counts the prompt tokens that are made here, its events are used",
+            "kvc_aware: server {} counts the prompt tokens that are made for model \"{model}\", \
+             events are used",
             picked.name
         ),
     }

@@ -16,7 +16,10 @@ use super::process::{self, Process};
 use super::{explain, guard};
 use crate::load::Rows;
 use crate::lookup;
-use crate::shared::{Counter, Dropped, MAX_SERVERS, Mode, Sample, ServerField, ServerRow};
+use crate::shared::{
+    Counter, Difference, Dropped, MAX_SERVERS, Mode, ModelKey, Sample, ServerField, ServerRow,
+    TrustField, TrustRow,
+};
 use crate::trust;
 use crate::types::{ServerId, Skip, Tier};
 
@@ -75,6 +78,8 @@ unsafe fn state(r: *mut ngx_http_request_t, process: &Process, tokens: bool) -> 
         })
         .filter_map(|(conf, peer)| server(process, &rows, conf, &peer))
         .collect();
+    let differences: Vec<Value> =
+        zone.differences().newest().map(|found| difference(process, &found, tokens)).collect();
     let blocks: Vec<Value> =
         zone.samples().newest().take(limit).filter_map(|s| block(process, &s, tokens)).collect();
     json!({
@@ -90,6 +95,7 @@ unsafe fn state(r: *mut ngx_http_request_t, process: &Process, tokens: bool) -> 
         },
         "requests": requests(process),
         "servers": servers,
+        "differences": differences,
         "blocks": blocks,
     })
 }
@@ -124,7 +130,7 @@ fn server(process: &Process, rows: &Rows<'_>, conf: &UpstreamConf, peer: &str) -
         .map(|reason| (reason.name().to_owned(), row.dropped(*reason).into()))
         .collect();
     let mut counts = process.index.server_blocks(id);
-    let mode = lookup::believed(&row);
+    let mode = lookup::believed(&row, None);
     if mode == Mode::Approximate {
         counts = process.index.server_blocks(id.learned());
     }
@@ -153,28 +159,61 @@ fn server(process: &Process, rows: &Rows<'_>, conf: &UpstreamConf, peer: &str) -
         "queued_tokens": load.queued_tokens,
         "requests": row.get(ServerField::Requests),
         "polled": null,
-        "usage": {
-            "prompt_tokens": {
-                "same": row.get(ServerField::PromptSame),
-                "different": row.get(ServerField::PromptDiffers),
-            },
-            "cached_tokens": {
-                "same": row.get(ServerField::CachedSame),
-                "more": row.get(ServerField::CachedMore),
-                "less": row.get(ServerField::CachedLess),
-            },
-        },
+        "trust": row.trusts().map(|trust| of_model(process, &row, &trust)).collect::<Vec<_>>(),
         "error": error(&row),
     }))
 }
 
+/// What is known of one model's tokens on a server.
+fn of_model(process: &Process, row: &ServerRow<'_>, trust: &TrustRow<'_>) -> Value {
+    json!({
+        "model": model_name(process, trust.model()),
+        "trusted": trust::is_trusted(row, Some(trust.model())),
+        "blocks": {
+            "same": trust.get(TrustField::BlocksSame),
+            "different": trust.get(TrustField::BlocksDiffer),
+            "absent": trust.get(TrustField::BlocksAbsent),
+        },
+        "prompt_tokens": {
+            "same": trust.get(TrustField::PromptSame),
+            "different": trust.get(TrustField::PromptDiffers),
+        },
+        "cached_tokens": {
+            "same": trust.get(TrustField::CachedSame),
+            "more": trust.get(TrustField::CachedMore),
+            "less": trust.get(TrustField::CachedLess),
+        },
+    })
+}
+
+fn model_name(process: &Process, key: ModelKey) -> &str {
+    process.models.names().find(|name| ModelKey::of(name) == key).unwrap_or_default()
+}
+
+/// A block that an engine made of other tokens than were made here.
+pub fn difference(process: &Process, found: &Difference, tokens: bool) -> Value {
+    let mut shown = json!({
+        "model": model_name(process, found.model),
+        "server": process.zone.server(found.server).address(),
+        "block": found.block,
+        "block_size": found.block_size,
+        "hash": format!("{:016x}", found.hash.0),
+        "engine_hash": format!("{:016x}", found.engine_hash.0),
+    });
+    if tokens {
+        shown["tokens"] = json!(found.tokens);
+        shown["engine_tokens"] = json!(found.engine_tokens);
+    }
+    shown
+}
+
+pub const DISTRUSTED: &str = "the engine's prompt tokens are not those that are made here";
 /// Why the overlap of a server with a hybrid model is not credited.
-pub const DISTRUSTED: &str = "the engine counts other prompt tokens than are made here";
 pub const HYBRID: &str = "the model has layers without full attention, its overlap is not credited";
 
 pub fn error(row: &ServerRow<'_>) -> &'static str {
     match row.error().name() {
-        _ if !trust::is_trusted(row) => DISTRUSTED,
+        _ if !trust::is_trusted(row, None) => DISTRUSTED,
         "" if row.get(ServerField::Hybrid) == 1 => HYBRID,
         name => name,
     }

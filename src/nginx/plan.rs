@@ -51,7 +51,8 @@ pub unsafe fn make(
     let mut seats = unsafe { seats(process, peers, tried) };
     let ids: Vec<ServerId> = seats.iter().map(|seat| seat.id).collect();
     let mut scratch = process.scratch.borrow_mut();
-    let overlap = |prompt, scratch: &mut _| {
+    let overlap = |prompt: Option<&Tokens>, scratch: &mut _| {
+        let prompt = prompt.map(|tokens| (tokens, process.key(tokens.model)));
         lookup::overlap(process.zone, &process.index, prompt, &ids, scratch)
     };
     let (found, busy) = match overlap(prompt, &mut scratch) {

@@ -22,7 +22,7 @@ use crate::load::LoadTable;
 use crate::lookup::Scratch;
 use crate::prompt::Models;
 use crate::remote::Remotes;
-use crate::shared::{Counter, ProcessId, UpstreamRow, Zone};
+use crate::shared::{Counter, ModelKey, ProcessId, UpstreamRow, Zone};
 use crate::types::ServerId;
 
 pub struct Process {
@@ -30,6 +30,8 @@ pub struct Process {
     pub index: Index<'static>,
     pub loads: LoadTable<'static>,
     pub models: Arc<Models>,
+    /// Each model's name as the zone keeps it.
+    keys: Vec<ModelKey>,
     pub jobs: Jobs,
     pub scratch: RefCell<Scratch>,
     subscriber: RefCell<Option<Subscriber>>,
@@ -56,6 +58,10 @@ impl Process {
         let row = self.zone.upstreams().claim(name).ok()?;
         self.upstreams.borrow_mut().insert(name.to_owned(), row);
         Some(row)
+    }
+
+    pub fn key(&self, model: usize) -> ModelKey {
+        self.keys.get(model).copied().unwrap_or(ModelKey::of(""))
     }
 
     pub fn count(&self, counter: Counter, n: u64) {
@@ -145,11 +151,13 @@ fn start(conf: &MainConf, zone: Zone<'static>) -> Result<Process, String> {
             remote.upstream.as_deref().unwrap_or_default()
         );
     }
+    let keys = models.names().map(ModelKey::of).collect();
     Ok(Process {
         zone,
         index,
         loads,
         models,
+        keys,
         jobs,
         scratch: RefCell::default(),
         subscriber: RefCell::default(),

@@ -5,26 +5,34 @@
 //! killed at any instant leaves nothing that another has to wait for.
 //!
 //! ```text
-//! header │ counters │ server rows │ upstream rows │ load rows │ samples │ routed │ index words …
+//! header │ counters │ server rows │ upstream rows │ load rows │ samples │ differences │ checks │
+//! routed │ index words …
 //! ```
 #![forbid(unsafe_code)]
 
+mod checks;
 mod counters;
+mod differences;
 mod lease;
 mod process;
 mod routed;
 mod samples;
 mod servers;
+mod stamped;
+mod trusted;
 mod upstreams;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+pub use checks::{Checks, Expected, MAX_BLOCKS, MAX_TOKENS, Progress, Ticket};
 pub use counters::{Counter, Counters};
+pub use differences::{Difference, Differences};
 pub use lease::Lease;
 pub use process::ProcessId;
 pub use routed::{Piece, Routed};
 pub use samples::{Sample, Samples};
 pub use servers::{Dropped, Engine, Mode, ServerError, ServerField, ServerRow, Servers};
+pub use trusted::{ModelKey, TrustField, TrustRow};
 pub use upstreams::{UpstreamField, UpstreamRow, Upstreams};
 
 use crate::blocks::HashKey;
@@ -35,12 +43,12 @@ use crate::types::ServerId;
 pub const MAX_UPSTREAMS: usize = 64;
 /// Most nginx processes that can hold requests at once: the workers and those still draining.
 pub const MAX_PROCESSES: usize = 64;
-/// Smallest zone in bytes; the fixed parts take about 1.7 MB of it.
+/// Smallest zone in bytes; the fixed parts take about 2.5 MB of it.
 pub const MIN_ZONE_BYTES: usize = 8 << 20;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"kvcaware");
 /// Raised by every change of any layout below, the index's own apart: it has its own version.
-const LAYOUT_VERSION: u64 = 2;
+const LAYOUT_VERSION: u64 = 3;
 
 const HEADER_WORDS: usize = 64;
 const H_MAGIC: usize = 0;
@@ -54,7 +62,9 @@ const SERVERS_AT: usize = COUNTERS_AT + counters::WORDS;
 const UPSTREAMS_AT: usize = SERVERS_AT + servers::WORDS;
 const LOADS_AT: usize = UPSTREAMS_AT + upstreams::WORDS;
 const SAMPLES_AT: usize = LOADS_AT + LOAD_WORDS;
-const ROUTED_AT: usize = SAMPLES_AT + samples::WORDS;
+const DIFFERENCES_AT: usize = SAMPLES_AT + samples::WORDS;
+const CHECKS_AT: usize = DIFFERENCES_AT + differences::WORDS;
+const ROUTED_AT: usize = CHECKS_AT + checks::WORDS;
 
 /// Where the index begins in a zone of so many words.
 fn index_at(words: usize) -> usize {
@@ -147,7 +157,17 @@ impl<'a> Zone<'a> {
 
     /// A ring of lately stored blocks, for people who compare token ids.
     pub fn samples(&self) -> Samples<'a> {
-        Samples::new(&self.words[SAMPLES_AT..ROUTED_AT])
+        Samples::new(&self.words[SAMPLES_AT..DIFFERENCES_AT])
+    }
+
+    /// Blocks that engines made of other tokens than were made here.
+    pub fn differences(&self) -> Differences<'a> {
+        Differences::new(&self.words[DIFFERENCES_AT..CHECKS_AT])
+    }
+
+    /// Prompts on their way, whose blocks are looked out for.
+    pub fn checks(&self) -> Checks<'a> {
+        Checks::new(&self.words[CHECKS_AT..ROUTED_AT])
     }
 
     /// What workers tell of the requests that they route.

@@ -1,17 +1,17 @@
 //! A ring of lately stored blocks with their first token ids.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::stamped;
 use crate::types::{BlockHash, Tier, TokenId};
 
 const ROWS: usize = 256;
 const ROW_WORDS: usize = 8;
 pub(super) const WORDS: usize = 8 + ROWS * ROW_WORDS;
 
-const STAMP: usize = 0;
-const BLOCK: usize = 1;
-const SHAPE: usize = 2;
-const TOKENS: usize = 3;
+const BLOCK: usize = 0;
+const SHAPE: usize = 1;
+const TOKENS: usize = 2;
 /// Token ids kept of each block.
 const KEPT: usize = 8;
 
@@ -36,22 +36,13 @@ impl<'a> Samples<'a> {
     }
 
     /// Puts a block in the place of the oldest. Only the holder of the lease calls this.
-    ///
-    /// The stamp is odd while the row changes, as in a seqlock: the release fence keeps the row's
-    /// stores behind the odd stamp, the last store's release keeps them before the even one.
     pub fn push(&self, block: BlockHash, tier: Tier, tokens: &[TokenId]) {
         let next = self.words[0].fetch_add(1, Ordering::Relaxed) as usize % ROWS;
-        let row = self.row(next);
-        let stamp = row[STAMP].load(Ordering::Relaxed) | 1;
-        row[STAMP].store(stamp, Ordering::Relaxed);
-        fence(Ordering::Release);
-        row[BLOCK].store(block.0, Ordering::Relaxed);
-        row[SHAPE].store((tokens.len() as u64) << 8 | tier as u64, Ordering::Relaxed);
-        for (word, pair) in row[TOKENS..].iter().zip(tokens.chunks(2).take(KEPT / 2)) {
-            let high = pair.get(1).copied().unwrap_or(0);
-            word.store(u64::from(high) << 32 | u64::from(pair[0]), Ordering::Relaxed);
-        }
-        row[STAMP].store(stamp.wrapping_add(1), Ordering::Release);
+        stamped::write(self.row(next), |row| {
+            row[BLOCK].store(block.0, Ordering::Relaxed);
+            row[SHAPE].store((tokens.len() as u64) << 8 | tier as u64, Ordering::Relaxed);
+            stamped::set_tokens(&row[TOKENS..], &tokens[..tokens.len().min(KEPT)]);
+        });
     }
 
     /// The newest samples first; rows that change meanwhile are left out.
@@ -61,24 +52,15 @@ impl<'a> Samples<'a> {
     }
 
     fn read(&self, at: usize) -> Option<Sample> {
-        let row = self.row(at);
-        let stamp = row[STAMP].load(Ordering::Acquire);
-        if stamp == 0 || stamp & 1 == 1 {
-            return None;
-        }
-        let block = BlockHash(row[BLOCK].load(Ordering::Relaxed));
-        let shape = row[SHAPE].load(Ordering::Relaxed);
-        let token_count = (shape >> 8) as u32;
-        let tokens = (0..KEPT.min(token_count as usize))
-            .map(|i| (row[TOKENS + i / 2].load(Ordering::Relaxed) >> (32 * (i % 2))) as TokenId)
-            .collect();
-        fence(Ordering::Acquire);
-        let tier = *Tier::ALL.get((shape & 0xff) as usize)?;
-        (row[STAMP].load(Ordering::Relaxed) == stamp).then_some(Sample {
-            block,
-            tier,
-            token_count,
-            tokens,
+        stamped::read(self.row(at), |row| {
+            let shape = row[SHAPE].load(Ordering::Relaxed);
+            let token_count = (shape >> 8) as u32;
+            Some(Sample {
+                block: BlockHash(row[BLOCK].load(Ordering::Relaxed)),
+                tier: *Tier::ALL.get((shape & 0xff) as usize)?,
+                token_count,
+                tokens: stamped::tokens(&row[TOKENS..], KEPT.min(token_count as usize)),
+            })
         })
     }
 

@@ -5,10 +5,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::trusted::{self, ModelKey, TrustRow};
 use super::{MAX_SERVERS, SharedError};
 use crate::types::ServerId;
 
-const ROW_WORDS: usize = 96;
+const ROW_WORDS: usize = TRUST_AT + trusted::MODELS * trusted::WORDS;
 pub(super) const WORDS: usize = ROW_WORDS * MAX_SERVERS;
 
 const KEY: usize = 0;
@@ -19,7 +20,8 @@ const NAME_WORDS: usize = 32;
 const FIELDS_AT: usize = NAME + NAME_WORDS;
 const DROPPED_AT: usize = FIELDS_AT + 32;
 const DROPPED_WORDS: usize = 24;
-const _: () = assert!(DROPPED_AT + DROPPED_WORDS <= ROW_WORDS);
+const TRUST_AT: usize = 96;
+const _: () = assert!(DROPPED_AT + DROPPED_WORDS <= TRUST_AT);
 const _: () = assert!(Dropped::ALL.len() <= DROPPED_WORDS);
 
 /// Longest address that a row can hold, in bytes.
@@ -69,16 +71,9 @@ pub enum ServerField {
     /// 1 once the model has shown layers without full attention: a hit there also needs what no
     /// event tells, so its overlap is not credited.
     Hybrid = 20,
-    /// Answers whose usage report counts as many prompt tokens as were made here, and others.
-    PromptSame = 21,
-    PromptDiffers = 22,
-    /// Of the former, those that report as many cached tokens as were foretold, more, or less.
-    CachedSame = 23,
-    CachedMore = 24,
-    CachedLess = 25,
-    /// Reports of another number of prompt tokens since the last that agreed, see
+    /// Doubts of a model's tokens that are as good as certain, of all models on this server; see
     /// [`crate::trust`].
-    Doubt = 26,
+    Distrust = 21,
 }
 
 /// Declares an enum whose members are kept as a word and shown by name.
@@ -272,7 +267,33 @@ pub struct ServerRow<'a> {
     words: &'a [AtomicU64],
 }
 
-impl ServerRow<'_> {
+impl<'a> ServerRow<'a> {
+    /// The part that is about one model; taken if there was none. `None` if all are taken.
+    pub fn trust(&self, model: ModelKey) -> Option<TrustRow<'a>> {
+        self.trust_rows().find(|row| {
+            let key = row.key();
+            let known = key.compare_exchange(0, model.0, Ordering::AcqRel, Ordering::Acquire);
+            known.is_ok() || known == Err(model.0)
+        })
+    }
+
+    /// The parts that are about a model.
+    pub fn trusts(&self) -> impl Iterator<Item = TrustRow<'a>> + use<'a> {
+        self.trust_rows().filter(|row| row.model().0 != 0)
+    }
+
+    /// Forgets all that is known of models here: the engine may come back with another.
+    pub fn forget_trust(&self) {
+        for word in &self.words[TRUST_AT..] {
+            word.store(0, Ordering::Relaxed);
+        }
+        self.set(ServerField::Distrust, 0);
+    }
+
+    fn trust_rows(&self) -> impl Iterator<Item = TrustRow<'a>> + use<'a> {
+        self.words[TRUST_AT..].chunks_exact(trusted::WORDS).map(TrustRow::new)
+    }
+
     /// The peer's address as nginx prints it, `""` while the row is being claimed.
     pub fn address(&self) -> String {
         let len = self.name_len();
