@@ -63,7 +63,7 @@ my $answer = get(INDEX);
 is($answer->{status}, 200, 'answered');
 is($answer->{headers}{'content-type'}, 'application/json', 'as JSON');
 my $page = $answer->{json};
-is(members($page), 'block_count blocks models requests servers status zone', 'what it shows');
+is(members($page), 'block_count blocks differences models requests servers status zone', 'what it shows');
 is($page->{status}, 'active', 'somebody follows the engines');
 is_deeply($page->{models}, ['tiny', 'other'], 'the models, no aliases');
 is("$page->{block_count} @{ $page->{blocks} }", '0 ', 'no blocks');
@@ -77,7 +77,7 @@ is(join(' ', map { "$_->{upstream}/$_->{server}" } @{ $page->{servers} }),
     'all servers');
 my ($row) = @{ $page->{servers} };
 is(members($row), 'batches block_size blocks connected dropped engine error gaps id in_flight last_seq '
-    . 'mode polled queued_tokens rank replays requests restarts server upstream usage', 'of each');
+    . 'mode polled queued_tokens rank replays requests restarts server trust upstream', 'of each');
 ok($row->{connected}, 'a is connected');
 is($row->{last_seq}, undef, 'nothing came yet');
 is("@$row{qw(id rank mode batches gaps restarts block_size in_flight queued_tokens error)}",
@@ -151,7 +151,7 @@ an internal error
 prime('a', ids(100));
 prime('b', ids(40));
 my $answer = explain_request(TEXT, ids(101, model => 'small'));
-is(members($answer), 'choice exact first_tokens model path prompt_tokens reason servers status '
+is(members($answer), 'choice differs exact first_tokens model path prompt_tokens reason servers status '
     . 'text_length why', 'what it shows');
 is("@$answer{qw(model path exact reason text_length prompt_tokens status why)}",
     'tiny /v1/completions 1  0 101 hit ', 'the prompt');

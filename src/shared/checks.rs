@@ -291,4 +291,48 @@ mod tests {
         assert_eq!(checks.progress(tickets[0]), None);
         assert_eq!((3..1000).filter_map(|n| checks.take(ServerId(n))).count(), SLOTS - EACH - 1);
     }
+
+    #[test]
+    fn takers_in_many_threads_tear_nothing() {
+        const EACH_THREAD: u32 = 3000;
+        let words = words();
+        let checks = Checks::new(&words);
+        let done = std::sync::atomic::AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for server in 0..3u16 {
+                let done = &done;
+                scope.spawn(move || {
+                    let mut sent = 0;
+                    while sent < EACH_THREAD {
+                        let Some(ticket) = checks.take(ServerId(server)) else {
+                            std::thread::yield_now();
+                            continue;
+                        };
+                        checks.send(ticket, &expected(server, sent, 16, 1 + u64::from(sent % 64)));
+                        checks.answered(ticket);
+                        sent += 1;
+                    }
+                    done.fetch_add(1, Ordering::Release);
+                });
+            }
+            let mut seen = [0; 3];
+            while seen != [EACH_THREAD; 3] {
+                let ended = done.load(Ordering::Acquire) == 3;
+                let open: Vec<Ticket> = checks
+                    .in_use()
+                    .filter(|(_, progress)| *progress != Progress::Taken)
+                    .map(|(ticket, _)| ticket)
+                    .collect();
+                assert!(!ended || !open.is_empty(), "{seen:?} of {EACH_THREAD} each");
+                for ticket in open {
+                    let read = checks.read(ticket);
+                    let blocks = 1 + u64::from(read.first % 64);
+                    assert_eq!(read, expected(read.server.0, read.first, 16, blocks));
+                    checks.free(ticket);
+                    seen[read.server.index()] += 1;
+                }
+            }
+            assert_eq!(checks.sent(), 3 * u64::from(EACH_THREAD));
+        });
+    }
 }
