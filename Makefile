@@ -11,6 +11,7 @@ help:
 	@echo 'make build NGINX=1.28  the same for nginx 1.28, in target/1.28/'
 	@echo 'make demo            four mock engines behind nginx, without and with the module'
 	@echo 'make demo ENGINE=vllm  the same with real vLLM workers on the CPU'
+	@echo 'make demo EVENTS=off   the same without the engines'"'"' events'
 	@echo 'make test            format, lints, unit tests, then the suites on the installed nginx'
 	@echo 'make test NGINX=1.28 the suites on nginx 1.28'
 	@echo 'make bench           added latency, lookups and events, as ratios'

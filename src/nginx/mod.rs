@@ -16,8 +16,9 @@
 //! | `access` | the access phase handler |
 //! | `plan` | the servers of an upstream, ranked for one request |
 //! | `balancer` | peer.init, get and free |
+//! | `booking` | what a choice changes: loads, counters, what is learned and looked out for |
 //! | `peers` | nginx's own peers: iteration, locks, usability |
-//! | `filter` | the first token of an answer |
+//! | `filter` | what an answer tells: its first token, the usage report |
 //! | `variables` | `$kvc_aware_*` |
 //! | `index_page`, `explain` | `kvc_aware_index` |
 //! | `log` | one macro for all log lines |
@@ -26,6 +27,7 @@ mod access;
 mod askers;
 mod balancer;
 mod body;
+mod booking;
 mod conf;
 mod context;
 mod directives;

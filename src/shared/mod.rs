@@ -21,6 +21,7 @@ mod servers;
 mod stamped;
 mod trusted;
 mod upstreams;
+mod words;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -31,9 +32,10 @@ pub use lease::Lease;
 pub use process::ProcessId;
 pub use routed::{Piece, Routed};
 pub use samples::{Sample, Samples};
-pub use servers::{Dropped, Engine, Mode, ServerError, ServerField, ServerRow, Servers};
+pub use servers::{ServerField, ServerRow, Servers};
 pub use trusted::{ModelKey, TrustField, TrustRow};
 pub use upstreams::{UpstreamField, UpstreamRow, Upstreams};
+pub use words::{Dropped, Engine, Mode, ServerError};
 
 use crate::blocks::HashKey;
 pub use crate::types::MAX_SERVERS;
