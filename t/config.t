@@ -66,7 +66,7 @@ kvc_aware_priority_header on;
 upstream a {
     zone a 64k;
     kvc_aware kvc;
-    kvc_aware_events port=1 replay_port=65535 ranks=1 topic=kv@;
+    kvc_aware_events port=1 replay_port=65472 ranks=64 topic=kv@;
     kvc_aware_block_size 16;
     kvc_aware_policy weighted;
     kvc_aware_weights cache=0 tier=1 load=0.5;
@@ -450,11 +450,23 @@ upstream a { kvc_aware_events port=1 replay_port=65536; }
 --- says
 [emerg] invalid value "65536" in "kvc_aware_events" directive, it must be a port from 1 to 65535 in http.conf:1
 
-=== kvc_aware_events with several ranks
+=== kvc_aware_events with no ranks
 --- http
-upstream a { kvc_aware_events port=1 ranks=2; }
+upstream a { kvc_aware_events port=1 ranks=0; }
 --- says
-[emerg] invalid value "2" in "kvc_aware_events" directive, it must be 1 after "ranks=" in http.conf:1
+[emerg] invalid value "0" in "kvc_aware_events" directive, it must be a number of ranks from 1 to 64 in http.conf:1
+
+=== kvc_aware_events with too many ranks
+--- http
+upstream a { kvc_aware_events port=1 ranks=65; }
+--- says
+[emerg] invalid value "65" in "kvc_aware_events" directive, it must be a number of ranks from 1 to 64 in http.conf:1
+
+=== kvc_aware_events with more ranks than ports
+--- http
+upstream a { kvc_aware_events port=1 replay_port=65530 ranks=7; }
+--- says
+[emerg] no ports for 7 ranks after 65530 in http.conf:1
 
 === kvc_aware_events: off and a port
 --- http
@@ -594,11 +606,17 @@ upstream a { kvc_aware_server 127.0.0.1:1 id=; }
 --- says
 [emerg] invalid parameter "id=" in "kvc_aware_server" directive in http.conf:1
 
-=== kvc_aware_server with several ranks
+=== kvc_aware_server with ranks that are no number
 --- http
-upstream a { kvc_aware_server 127.0.0.1:1 ranks=2; }
+upstream a { kvc_aware_server 127.0.0.1:1 ranks=two; }
 --- says
-[emerg] invalid value "2" in "kvc_aware_server" directive, it must be 1 after "ranks=" in http.conf:1
+[emerg] invalid value "two" in "kvc_aware_server" directive, it must be a number of ranks from 1 to 64 in http.conf:1
+
+=== kvc_aware_server with ranks that have no ports
+--- http
+upstream a { kvc_aware_server 127.0.0.1:1 events=ipc:///a ranks=2; }
+--- says
+[emerg] no ports for 2 ranks after "ipc:///a" in http.conf:1
 
 === kvc_aware_server with an unknown parameter
 --- http

@@ -12,20 +12,14 @@ use nginx_sys::{
     ngx_peer_connection_t, ngx_time, ngx_uint_t,
 };
 
-use super::conf::{UpstreamConf, keep, upstream_conf, upstream_conf_mut};
+use super::choice::Choice;
+use super::conf::{keep, upstream_conf_mut};
 use super::context::Context;
 use super::guard;
 use super::peers::{self, Locked, Peer, Peers};
-use super::plan::{self, Plan, Seat};
-use super::process::{self, Process};
-use crate::shared::UpstreamField;
-use crate::types::Skip;
 
 /// Stale connections that one request may meet before it is left to nginx's own rules.
 const MAX_STALE: usize = 8;
-
-/// Orders made for one request while other workers choose.
-const MAX_ORDERS: usize = 4;
 
 pub unsafe extern "C" fn init_upstream(
     cf: *mut ngx_conf_t,
@@ -67,14 +61,10 @@ unsafe fn names(first: *mut Peers) -> Vec<String> {
 /// What a request carries through the choice; round robin's own part comes first, since its
 /// functions get the same pointer.
 #[repr(C)]
-pub(super) struct PeerData {
+struct PeerData {
     round_robin: ngx_http_upstream_rr_peer_data_t,
-    pub(super) request: *mut ngx_http_request_t,
-    pub(super) conf: *const UpstreamConf,
-    pub(super) plan: Option<Plan>,
-    /// Seats still to be tried, in order.
-    order: Vec<usize>,
-    next: usize,
+    request: *mut ngx_http_request_t,
+    choice: Option<Box<Choice>>,
     stale: usize,
 }
 
@@ -85,18 +75,8 @@ unsafe extern "C" fn init_peer(
     // SAFETY: nginx gives a live request with its upstream part set up; an all-zero round robin
     // part is what its init fills in.
     unsafe {
-        let data = keep(
-            (*r).pool,
-            PeerData {
-                round_robin: std::mem::zeroed(),
-                request: r,
-                conf: std::ptr::null(),
-                plan: None,
-                order: Vec::new(),
-                next: 0,
-                stale: 0,
-            },
-        );
+        let round_robin = std::mem::zeroed();
+        let data = keep((*r).pool, PeerData { round_robin, request: r, choice: None, stale: 0 });
         if data.is_null() {
             return NGX_ERROR as ngx_int_t;
         }
@@ -106,7 +86,8 @@ unsafe extern "C" fn init_peer(
         if rc != NGX_OK as ngx_int_t {
             return rc;
         }
-        if guard(false, || prepare(&mut *data, upstream)) {
+        (*data).choice = guard(None, || choose(r, upstream));
+        if (*data).choice.is_some() {
             peer.get = Some(get);
             peer.free = Some(free);
         }
@@ -114,28 +95,19 @@ unsafe extern "C" fn init_peer(
     }
 }
 
-/// Ranks the servers; false where round robin has to do.
-unsafe fn prepare(data: &mut PeerData, upstream: *mut ngx_http_upstream_srv_conf_t) -> bool {
-    let started = std::time::Instant::now();
+/// The order of servers; `None` where round robin has to do.
+unsafe fn choose(
+    r: *mut ngx_http_request_t,
+    upstream: *mut ngx_http_upstream_srv_conf_t,
+) -> Option<Box<Choice>> {
     // SAFETY: the request and the upstream are live.
     unsafe {
-        let (Some(process), Some(conf)) = (process::get(), upstream_conf(upstream)) else {
-            return false;
-        };
-        let Some(context) = Context::attach(data.request) else { return false };
-        let peers = data.round_robin.peers;
-        let tokens = context.prompt.as_ref().ok();
-        let plan = plan::make(process, conf, peers, tokens, &context.tried);
-        if plan.busy {
-            context.prompt = Err(Skip::IndexBusy);
+        let early = Context::find(r).and_then(|context| context.early.take());
+        match early.filter(|choice| choice.is_of(upstream)) {
+            Some(choice) => Some(choice),
+            None => Choice::make(r, upstream).map(Box::new),
         }
-        context.single = plan.seats.len() == 1;
-        data.conf = conf;
-        data.plan = Some(plan);
-        data.settle(process, conf, context);
-        context.spent += started.elapsed();
     }
-    true
 }
 
 unsafe extern "C" fn get(pc: *mut ngx_peer_connection_t, data: *mut std::ffi::c_void) -> ngx_int_t {
@@ -147,43 +119,13 @@ unsafe extern "C" fn get(pc: *mut ngx_peer_connection_t, data: *mut std::ffi::c_
         }
         let rc = ngx_http_upstream_get_round_robin_peer(pc, data);
         if rc != NGX_BUSY as ngx_int_t {
-            guard((), || ours.book(ours.round_robin.current));
+            guard((), || ours.book(ours.round_robin.current, None));
         }
         rc
     }
 }
 
 impl PeerData {
-    pub(super) fn seats(&self) -> &[Seat] {
-        self.plan.as_ref().map_or(&[], |plan| &plan.seats)
-    }
-
-    /// Counts the request in at the first of the order. If another worker chose since the loads
-    /// were read, its choice might have changed this one, and the order is made anew: of two that
-    /// choose at the same time one sees the other.
-    unsafe fn settle(&mut self, process: &Process, conf: &UpstreamConf, context: &mut Context) {
-        for _ in 0..MAX_ORDERS {
-            let Some(plan) = &self.plan else { return };
-            self.order = plan.ranked.iter().map(|place| place.candidate).collect();
-            let (Some(&best), Some(upstream)) = (self.order.first(), process.upstream(&conf.name))
-            else {
-                return;
-            };
-            let (id, found) = (plan.seats[best].id, plan.seats[best].found);
-            let seen = plan.choices;
-            // SAFETY: the request is live.
-            let queued = unsafe { self.queued(context, &found) };
-            self.hold(process, context, id, queued);
-            if upstream.advance(UpstreamField::Choices, seen) {
-                return;
-            }
-            context.release();
-            if let Some(plan) = &mut self.plan {
-                plan.rank_again(process, conf);
-            }
-        }
-    }
-
     /// Takes the first of the order that nginx would still send to.
     unsafe fn take_next(&mut self, pc: &mut ngx_peer_connection_t) -> bool {
         let peers = self.round_robin.peers;
@@ -199,19 +141,31 @@ impl PeerData {
             if !(*peers).config.is_null() && self.round_robin.config != *(*peers).config {
                 return false;
             }
-            while let Some(at) = self.order.get(self.next).copied() {
-                self.next += 1;
-                let (peer, index) = (self.seats()[at].peer, self.seats()[at].index);
+            while let Some((at, peer, index)) = self.next_seat() {
                 if !peers::usable(&*peer) || self.is_tried(index) {
                     continue;
                 }
                 self.connect(pc, peer, index);
                 drop(lock);
-                self.book(peer);
+                self.book(peer, Some(at));
                 return true;
             }
         }
         false
+    }
+
+    fn next_seat(&mut self) -> Option<(usize, *mut Peer, usize)> {
+        let choice = self.choice.as_mut()?;
+        let at = choice.next()?;
+        let seat = &choice.plan.seats[at];
+        Some((at, seat.peer, seat.index))
+    }
+
+    unsafe fn book(&self, peer: *mut Peer, seat: Option<usize>) {
+        if let Some(choice) = &self.choice {
+            // SAFETY: the peer was chosen just now and holds a connection of this request.
+            unsafe { choice.book(peer, seat) };
+        }
     }
 
     /// What round robin does when it chooses a peer. The list is locked.
@@ -283,16 +237,25 @@ impl PeerData {
                 return false;
             }
             let stale = self.stale < MAX_STALE && self.is_stale(pc);
-            let Some(picked) = &context.picked else { return false };
-            let seat = self.seats().iter().position(|seat| seat.id == picked.server);
+            let (Some(picked), Some(choice)) = (&context.picked, &mut self.choice) else {
+                return false;
+            };
+            let seats = &choice.plan.seats;
+            let seat = seats.iter().position(|seat| seat.id == picked.server);
             match seat.filter(|_| stale) {
                 Some(at) => {
-                    self.stale += 1;
-                    self.order.push(at);
-                    let (word, bit) = tried_bit(self.seats()[at].index);
+                    let (word, bit) = tried_bit(seats[at].index);
                     *self.round_robin.tried.add(word) &= !bit;
+                    self.stale += 1;
+                    choice.again(at);
                 }
-                None => context.tried.push(picked.server),
+                None => {
+                    // All ranks are behind the address that failed.
+                    let index = seat.map(|at| seats[at].index);
+                    let failed = seats.iter().filter(|seat| Some(seat.index) == index);
+                    context.tried.push(picked.server);
+                    context.tried.extend(failed.map(|seat| seat.id));
+                }
             }
             stale
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::balancer::PeerData;
+use super::choice::Choice;
 use super::context::{Context, Held, Picked};
 use super::log::log;
 use super::peers::Peer;
@@ -12,10 +12,13 @@ use crate::select::next_turn;
 use crate::shared::{Counter, ServerField, UpstreamField};
 use crate::types::ServerId;
 
-impl PeerData {
-    /// Counts the request in at the peer that it goes to.
-    pub(super) unsafe fn book(&self, peer: *mut Peer) {
-        // SAFETY: the peer was chosen just now and holds a connection of this request.
+impl Choice {
+    /// Counts the request in at the peer that it goes to: one of the order, or one that nginx chose.
+    ///
+    /// # Safety
+    /// The peer was chosen just now and holds a connection of this request, which is live.
+    pub unsafe fn book(&self, peer: *mut Peer, seat: Option<usize>) {
+        // SAFETY: the caller's.
         let (name, weight) = unsafe {
             let Some(peer) = peer.as_ref() else { return };
             (peer.name.as_bytes(), peer.weight.max(1) as u32)
@@ -27,21 +30,24 @@ impl PeerData {
                 _ => return,
             }
         };
-        let Some(id) = process.server(name) else { return };
-        let seat = self.seats().iter().find(|seat| seat.id == id);
+        let seat = seat.or_else(|| self.seat_of(peer)).map(|at| &self.plan.seats[at]);
+        let backup = || process.servers(self.conf, name).first().copied();
+        let Some(id) = seat.map(|seat| seat.id).or_else(backup) else { return };
         let model = context.model.map(|model| process.key(model));
         let found = seat.map_or_else(Match::default, |seat| seat.found);
+        if seat.is_some_and(|seat| self.is_loose(seat)) {
+            process.warn_loose(&self.conf.name);
+        }
         let picked = Picked {
             server: id,
             name: String::from_utf8_lossy(name).into_owned(),
+            rank: seat.filter(|seat| seat.ranks > 1).map(|seat| seat.rank),
             mode: lookup::believed(&process.zone.server(id), model),
             matched_blocks: found.overlap.blocks,
             matched_tokens: found.matched_tokens(),
             prompt_blocks: found.prompt_blocks,
         };
-        // SAFETY: the request is live.
-        let queued = unsafe { self.queued(context, &found) };
-        self.hold(process, context, id, queued);
+        self.reserve(process, context, id, &found);
         let ticket = context.prompt.as_ref().ok().and_then(|tokens| {
             lookup::learn(process.zone, tokens, id, &found);
             let (key, name) = (process.key(tokens.model), process.models.name(tokens.model));
@@ -63,7 +69,7 @@ impl PeerData {
     }
 
     /// Prompt tokens to prefill: known, or guessed from the body's length.
-    pub(super) unsafe fn queued(&self, context: &Context, found: &Match) -> u64 {
+    fn queued(&self, context: &Context, found: &Match) -> u64 {
         const BYTES_PER_TOKEN: u64 = 4;
         match &context.prompt {
             Ok(tokens) => (tokens.ids.len() as u64).saturating_sub(found.matched_tokens().into()),
@@ -74,27 +80,31 @@ impl PeerData {
         }
     }
 
-    pub(super) fn hold(&self, process: &Process, context: &mut Context, id: ServerId, queued: u64) {
+    /// Counts the request in at a seat.
+    pub fn hold(&self, process: &Process, context: &mut Context, seat: usize) {
+        let seat = &self.plan.seats[seat];
+        self.reserve(process, context, seat.id, &seat.found);
+    }
+
+    fn reserve(&self, process: &Process, context: &mut Context, id: ServerId, found: &Match) {
         if context.held.as_ref().is_some_and(|held| held.reservation.server == id) {
             return;
         }
+        let queued = self.queued(context, found);
         let now = process::now_ms();
         let before = process.loads.load(id).queued_tokens;
-        let rate = self.plan.as_ref().map_or(0.0, |plan| plan.demand.rate);
+        let rate = self.plan.demand.rate;
         let prefill =
             (rate > 0.0).then(|| Duration::from_secs_f64((before + queued) as f64 / rate));
-        // SAFETY: the configuration lives as long as the request.
-        let upstream = unsafe { self.conf.as_ref() }.and_then(|conf| process.upstream(&conf.name));
         // A place that is still held is given back first.
         context.release();
         let reservation = process.loads.reserve(id, queued, now);
+        let upstream = process.upstream(&self.conf.name);
         context.hold(Held { reservation, upstream, since_ms: now }, prefill);
     }
 
     fn take_turn(&self, process: &Process, id: ServerId, weight: u32) {
-        // SAFETY: as in hold.
-        let conf = unsafe { self.conf.as_ref() };
-        let Some(upstream) = conf.and_then(|conf| process.upstream(&conf.name)) else { return };
+        let Some(upstream) = process.upstream(&self.conf.name) else { return };
         let row = process.zone.server(id);
         let turn = row.get(ServerField::Turn);
         let now = upstream.get(UpstreamField::Turn);

@@ -74,7 +74,7 @@ impl MainConf {
 #[derive(Clone, Debug)]
 pub enum EventsConf {
     Off,
-    Ports { port: u16, replay_port: Option<u16>, topic: String },
+    Ports { port: u16, replay_port: Option<u16>, topic: String, ranks: u32 },
 }
 
 /// `kvc_aware_server`: what differs for one server.
@@ -87,6 +87,7 @@ pub struct ServerConf {
     pub id: Option<String>,
     pub events: Option<String>,
     pub replay: Option<String>,
+    pub ranks: Option<u32>,
     pub place: Place,
 }
 

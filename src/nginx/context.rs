@@ -15,6 +15,7 @@ use nginx_sys::{
     ngx_add_timer, ngx_del_timer, ngx_event_t, ngx_http_request_t, ngx_msec_t, ngx_pool_cleanup_add,
 };
 
+use super::choice::Choice;
 use super::module::ngx_http_kvc_aware_module;
 use super::process;
 use crate::load::{Reservation, learn_rate};
@@ -53,6 +54,8 @@ impl KnownModel {
 pub struct Picked {
     pub server: ServerId,
     pub name: String,
+    /// Its data-parallel rank, where it has several.
+    pub rank: Option<u32>,
     pub mode: Mode,
     pub matched_blocks: u32,
     pub matched_tokens: u32,
@@ -85,6 +88,8 @@ pub struct Context {
     /// Servers that failed this request.
     pub tried: Vec<ServerId>,
     pub held: Option<Held>,
+    /// The choice that was made before nginx asked for a peer.
+    pub early: Option<Box<Choice>>,
     /// Within a comment of an event stream, whose first token is still to come.
     pub in_comment: bool,
     /// The blocks that the prompt must leave are looked out for.
@@ -159,6 +164,7 @@ impl Context {
             picked: None,
             tried: Vec::new(),
             held: None,
+            early: None,
             in_comment: false,
             expected: None,
             usage: Usage::default(),

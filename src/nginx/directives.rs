@@ -112,7 +112,7 @@ pub const DIRECTIVES: &[Directive] = &[
         context: Context::Upstream,
         arguments: NGX_CONF_1MORE,
         set: upstream::events,
-        syntax: "port=number [replay_port=number] [ranks=1] [topic=prefix] | off",
+        syntax: "port=number [replay_port=number] [ranks=number] [topic=prefix] | off",
         default: "off",
     },
     Directive {
@@ -120,7 +120,7 @@ pub const DIRECTIVES: &[Directive] = &[
         context: Context::Upstream,
         arguments: NGX_CONF_2MORE,
         set: upstream::server,
-        syntax: "address [events=endpoint] [replay=endpoint] [id=name] [ranks=1]",
+        syntax: "address [events=endpoint] [replay=endpoint] [id=name] [ranks=number]",
         default: "",
     },
     Directive {

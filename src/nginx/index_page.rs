@@ -76,7 +76,10 @@ unsafe fn state(r: *mut ngx_http_request_t, process: &Process, tokens: bool) -> 
             let names = unsafe { live_names(conf) };
             names.into_iter().map(move |peer| (conf, peer))
         })
-        .filter_map(|(conf, peer)| server(process, &rows, conf, &peer))
+        .flat_map(|(conf, peer)| {
+            let ids = process.servers(conf, peer.as_bytes());
+            ids.iter().map(|id| server(process, &rows, conf, &peer, *id)).collect::<Vec<_>>()
+        })
         .collect();
     let differences: Vec<Value> =
         zone.differences().newest().map(|found| difference(process, &found, tokens)).collect();
@@ -120,8 +123,13 @@ fn requests(process: &Process) -> Value {
     })
 }
 
-fn server(process: &Process, rows: &Rows<'_>, conf: &UpstreamConf, peer: &str) -> Option<Value> {
-    let id = process.server(peer.as_bytes())?;
+fn server(
+    process: &Process,
+    rows: &Rows<'_>,
+    conf: &UpstreamConf,
+    peer: &str,
+    id: ServerId,
+) -> Value {
     let row = process.zone.server(id);
     let load = rows.load(id);
     let dropped: Map<String, Value> = Dropped::ALL
@@ -139,7 +147,7 @@ fn server(process: &Process, rows: &Rows<'_>, conf: &UpstreamConf, peer: &str) -
         .map(|tier| (tier.name().to_owned(), counts[*tier as usize].into()))
         .collect();
     let own = conf.server(peer).and_then(|server| server.id.as_deref());
-    Some(json!({
+    json!({
         "server": peer,
         "upstream": conf.name,
         "id": own.unwrap_or(peer),
@@ -161,7 +169,7 @@ fn server(process: &Process, rows: &Rows<'_>, conf: &UpstreamConf, peer: &str) -
         "polled": null,
         "trust": row.trusts().map(|trust| of_model(process, &row, &trust)).collect::<Vec<_>>(),
         "error": error(&row),
-    }))
+    })
 }
 
 /// What is known of one model's tokens on a server.

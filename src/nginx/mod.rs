@@ -16,6 +16,7 @@
 //! | `access` | the access phase handler |
 //! | `plan` | the servers of an upstream, ranked for one request |
 //! | `balancer` | peer.init, get and free |
+//! | `choice` | one request's choice: the servers in order, the first reserved |
 //! | `booking` | what a choice changes: loads, counters, what is learned and looked out for |
 //! | `peers` | nginx's own peers: iteration, locks, usability |
 //! | `filter` | what an answer tells: its first token, the usage report |
@@ -28,6 +29,7 @@ mod askers;
 mod balancer;
 mod body;
 mod booking;
+mod choice;
 mod conf;
 mod context;
 mod directives;

@@ -10,13 +10,16 @@ use crate::select::{Candidate, Demand, Ranked, rank};
 use crate::shared::{ServerField, UpstreamField};
 use crate::types::{ServerId, Skip};
 
-/// One primary server of an upstream.
+/// One primary server of an upstream, or one rank of it.
 pub struct Seat {
     /// Only to be followed under the lock of its list.
     pub peer: *mut Peer,
     /// Its bit in nginx's map of tried servers.
     pub index: usize,
     pub id: ServerId,
+    /// Its data-parallel rank, and how many there are at its address.
+    pub rank: u32,
+    pub ranks: u32,
     pub usable: bool,
     pub weight: u32,
     pub load: Load,
@@ -48,7 +51,7 @@ pub unsafe fn make(
     let upstream = process.upstream(&conf.name);
     let choices = upstream.map_or(0, |row| row.get(UpstreamField::Choices));
     // SAFETY: the caller's.
-    let mut seats = unsafe { seats(process, peers, tried) };
+    let mut seats = unsafe { seats(process, conf, peers, tried) };
     let ids: Vec<ServerId> = seats.iter().map(|seat| seat.id).collect();
     let mut scratch = process.scratch.borrow_mut();
     let overlap = |prompt: Option<&Tokens>, scratch: &mut _| {
@@ -80,27 +83,37 @@ impl Plan {
     }
 }
 
-unsafe fn seats(process: &Process, peers: *mut Peers, tried: &[ServerId]) -> Vec<Seat> {
+/// A seat for each rank of each peer.
+unsafe fn seats(
+    process: &Process,
+    conf: &UpstreamConf,
+    peers: *mut Peers,
+    tried: &[ServerId],
+) -> Vec<Seat> {
     let rows = Rows::held(process.zone);
+    let mut seats = Vec::new();
     // SAFETY: the caller's; the lock is held while the peers are looked at.
     unsafe {
         let _lock = Locked::read(peers);
-        peers::each(peers)
-            .filter_map(|(index, peer)| {
-                let seen = &*peer;
-                let id = process.server(seen.name.as_bytes())?;
-                Some(Seat {
+        for (index, peer) in peers::each(peers) {
+            let seen = &*peer;
+            let ids = process.servers(conf, seen.name.as_bytes());
+            for (rank, id) in (0..).zip(ids.iter()) {
+                seats.push(Seat {
                     peer,
                     index,
-                    id,
-                    usable: peers::usable(seen) && !tried.contains(&id),
+                    id: *id,
+                    rank,
+                    ranks: ids.len() as u32,
+                    usable: peers::usable(seen) && !tried.contains(id),
                     weight: seen.weight.max(1) as u32,
-                    load: rows.load(id),
+                    load: rows.load(*id),
                     found: Match::default(),
-                })
-            })
-            .collect()
+                });
+            }
+        }
     }
+    seats
 }
 
 fn order(process: &Process, conf: &UpstreamConf, demand: Demand, seats: &[Seat]) -> Vec<Ranked> {

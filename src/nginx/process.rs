@@ -1,7 +1,8 @@
 //! What a worker holds, from init_process to exit_process.
 
-use std::cell::{RefCell, UnsafeCell};
+use std::cell::{Cell, RefCell, UnsafeCell};
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use nginx_sys::{
@@ -36,19 +37,38 @@ pub struct Process {
     pub scratch: RefCell<Scratch>,
     subscriber: RefCell<Option<Subscriber>>,
     /// Rows by peer name: asked for each peer of each request.
-    servers: RefCell<HashMap<Vec<u8>, ServerId>>,
+    servers: RefCell<HashMap<Vec<u8>, Rc<[ServerId]>>>,
     upstreams: RefCell<HashMap<String, UpstreamRow<'static>>>,
+    /// It was said that ranks are not named.
+    loose: Cell<bool>,
 }
 
 impl Process {
-    /// The row of a peer; claimed if a name is new. `None` if the zone has no row left.
-    pub fn server(&self, peer: &[u8]) -> Option<ServerId> {
-        if let Some(id) = self.servers.borrow().get(peer) {
-            return Some(*id);
+    /// The rows of a peer, one for each data-parallel rank; claimed if the name is new. Empty if
+    /// the zone has no room left.
+    pub fn servers(&self, conf: &UpstreamConf, peer: &[u8]) -> Rc<[ServerId]> {
+        if let Some(ids) = self.servers.borrow().get(peer) {
+            return Rc::clone(ids);
         }
-        let id = self.zone.servers().claim(&String::from_utf8_lossy(peer), 0).ok()?;
-        self.servers.borrow_mut().insert(peer.to_vec(), id);
-        Some(id)
+        let name = String::from_utf8_lossy(peer);
+        let ranks = endpoint_of(conf, &name).ranks;
+        let claimed = (0..ranks).map(|rank| self.zone.servers().claim(&name, rank));
+        let Ok(ids) = claimed.collect::<Result<Rc<[ServerId]>, _>>() else { return Rc::new([]) };
+        self.servers.borrow_mut().insert(peer.to_vec(), Rc::clone(&ids));
+        ids
+    }
+
+    /// Says once that nobody tells the servers of an upstream which rank was chosen.
+    pub fn warn_loose(&self, upstream: &str) {
+        if !self.loose.replace(true) {
+            log!(
+                WARN,
+                cycle_log(),
+                "kvc_aware: servers of upstream \"{upstream}\" have data-parallel ranks, but \
+                 requests do not name the one that was chosen; it needs \"proxy_set_header \
+                 X-data-parallel-rank $kvc_aware_rank\""
+            );
+        }
     }
 
     pub fn upstream(&self, name: &str) -> Option<UpstreamRow<'static>> {
@@ -119,7 +139,7 @@ pub unsafe extern "C" fn init(cycle: *mut ngx_cycle_t) -> ngx_int_t {
         // SAFETY: as above.
         if unsafe { ngx_worker } == 0 {
             // SAFETY: the cycle is live.
-            subscribe(unsafe { endpoints(cycle) });
+            subscribe(unsafe { peers_of_all(cycle) });
         }
     });
     NGX_OK as ngx_int_t
@@ -163,19 +183,29 @@ fn start(conf: &MainConf, zone: Zone<'static>) -> Result<Process, String> {
         subscriber: RefCell::default(),
         servers: RefCell::default(),
         upstreams: RefCell::default(),
+        loose: Cell::default(),
     })
 }
 
 /// Starts the thread that follows the engines' events. Each cycle's first worker does; the newest
 /// gets the lease.
-fn subscribe(peers: Vec<(String, Option<Endpoint>, Option<u32>)>) {
+fn subscribe(peers: Vec<(&UpstreamConf, String)>) {
     let Some(process) = get() else { return };
     let servers = peers
         .into_iter()
-        .filter_map(|(address, endpoint, block_size)| {
-            let id = process.server(address.as_bytes())?;
-            let Endpoint { events, replay, topic } = endpoint.unwrap_or_default();
-            Some(ServerEndpoint { id, address, rank: 0, events, replay, topic, block_size })
+        .flat_map(|(conf, address)| {
+            let endpoint = endpoint_of(conf, &address);
+            let ids = process.servers(conf, address.as_bytes());
+            let ranks: Vec<(u32, ServerId)> = (0..).zip(ids.iter().copied()).collect();
+            ranks.into_iter().map(move |(rank, id)| ServerEndpoint {
+                id,
+                address: address.clone(),
+                rank,
+                events: endpoint.events.as_ref().map(|events| at_rank(events, rank)),
+                replay: endpoint.replay.as_ref().map(|replay| at_rank(replay, rank)),
+                topic: endpoint.topic.clone(),
+                block_size: conf.block_size(),
+            })
         })
         .collect();
     let mailbox = process.jobs.mailbox();
@@ -187,33 +217,46 @@ fn subscribe(peers: Vec<(String, Option<Endpoint>, Option<u32>)>) {
 }
 
 /// Where one server publishes.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
+    /// Of rank 0; `None` if nowhere.
     pub events: Option<String>,
     pub replay: Option<String>,
     pub topic: String,
+    /// Data-parallel ranks, at least 1.
+    pub ranks: u32,
 }
 
-/// Where a peer of an upstream publishes, as the configuration says; `None` if nowhere.
-pub fn endpoint_of(upstream: &UpstreamConf, peer: &str) -> Option<Endpoint> {
+/// Where a peer of an upstream publishes, as the configuration says.
+pub fn endpoint_of(upstream: &UpstreamConf, peer: &str) -> Endpoint {
     let own = upstream.server(peer);
-    let (port, replay_port, topic) = match &upstream.events {
-        Some(EventsConf::Ports { port, replay_port, topic }) => {
-            (Some(*port), *replay_port, topic.clone())
+    let (port, replay_port, topic, ranks) = match &upstream.events {
+        Some(EventsConf::Ports { port, replay_port, topic, ranks }) => {
+            (Some(*port), *replay_port, topic.clone(), *ranks)
         }
-        _ => (None, None, String::new()),
+        _ => (None, None, String::new(), 1),
     };
+    let ranks = own.and_then(|server| server.ranks).unwrap_or(ranks);
     if let Some(server) = own.filter(|server| server.events.is_some()) {
         let (events, replay) = (server.events.clone(), server.replay.clone());
-        return Some(Endpoint { events, replay, topic });
+        return Endpoint { events, replay, topic, ranks };
     }
     // "10.0.0.1:8000" and "[fd00::1]:8000"; a unix socket has no port of its own.
-    let (host, _) = peer.rsplit_once(':').filter(|(host, _)| *host != "unix")?;
-    let at = |port| format!("tcp://{host}:{port}");
-    Some(Endpoint { events: Some(at(port?)), replay: replay_port.map(at), topic })
+    let host = peer.rsplit_once(':').map(|(host, _)| host).filter(|host| *host != "unix");
+    let at = |port: Option<u16>| Some(format!("tcp://{}:{}", host?, port?));
+    Endpoint { events: at(port), replay: at(replay_port), topic, ranks }
 }
 
-unsafe fn endpoints(cycle: *mut ngx_cycle_t) -> Vec<(String, Option<Endpoint>, Option<u32>)> {
+/// An endpoint of rank 0 as it is for another: engines count ports up.
+fn at_rank(endpoint: &str, rank: u32) -> String {
+    let counted = endpoint.rsplit_once(':').and_then(|(host, port)| {
+        let port = port.parse::<u32>().ok().filter(|_| rank > 0)?;
+        Some(format!("{host}:{}", port + rank))
+    });
+    counted.unwrap_or_else(|| endpoint.to_owned())
+}
+
+unsafe fn peers_of_all<'a>(cycle: *mut ngx_cycle_t) -> Vec<(&'a UpstreamConf, String)> {
     // SAFETY: the upstream module is part of every http; its main configuration is live.
     let upstreams = unsafe {
         let module = &raw const nginx_sys::ngx_http_upstream_module;
@@ -222,12 +265,11 @@ unsafe fn endpoints(cycle: *mut ngx_cycle_t) -> Vec<(String, Option<Endpoint>, O
             None => return Vec::new(),
         }
     };
-    let mut found: Vec<(String, Option<Endpoint>, Option<u32>)> = Vec::new();
+    let mut found: Vec<(&UpstreamConf, String)> = Vec::new();
     for upstream in upstreams {
         for peer in upstream.peers() {
-            if !found.iter().any(|(name, ..)| name == peer) {
-                let endpoint = endpoint_of(upstream, peer);
-                found.push((peer.clone(), endpoint, upstream.block_size()));
+            if !found.iter().any(|(_, name)| name == peer) {
+                found.push((upstream, peer.clone()));
             }
         }
     }
@@ -258,6 +300,7 @@ mod tests {
             id: None,
             events: Some("tcp://10.0.0.9:6001".into()),
             replay: None,
+            ranks: None,
             place: Place::default(),
         };
         UpstreamConf { events, servers: vec![server], ..Default::default() }
@@ -265,16 +308,34 @@ mod tests {
 
     #[test]
     fn endpoints_follow_the_peer_unless_a_server_says_otherwise() {
-        let ports = EventsConf::Ports { port: 5557, replay_port: Some(5558), topic: "kv@".into() };
-        let with = upstream(Some(ports));
-        let of = |peer| endpoint_of(&with, peer).map(|e| (e.events, e.replay));
+        let ports = EventsConf::Ports {
+            port: 5557,
+            replay_port: Some(5558),
+            topic: "kv@".into(),
+            ranks: 4,
+        };
+        let mut with = upstream(Some(ports));
+        let of = |conf: &UpstreamConf, peer| {
+            let Endpoint { events, replay, ranks, .. } = endpoint_of(conf, peer);
+            (events, replay, ranks)
+        };
         let tcp = |text: &str| Some(format!("tcp://{text}"));
-        assert_eq!(of("10.0.0.1:8000"), Some((tcp("10.0.0.1:5557"), tcp("10.0.0.1:5558"))));
-        assert_eq!(of("[fd00::1]:8000"), Some((tcp("[fd00::1]:5557"), tcp("[fd00::1]:5558"))));
-        assert_eq!(of("10.0.0.2:8000"), Some((tcp("10.0.0.9:6001"), None)));
-        assert_eq!(of("unix:/run/a.sock"), None);
+        let both = |host: &str| (tcp(&format!("{host}:5557")), tcp(&format!("{host}:5558")), 4);
+        assert_eq!(of(&with, "10.0.0.1:8000"), both("10.0.0.1"));
+        assert_eq!(of(&with, "[fd00::1]:8000"), both("[fd00::1]"));
+        assert_eq!(of(&with, "10.0.0.2:8000"), (tcp("10.0.0.9:6001"), None, 4));
+        assert_eq!(of(&with, "unix:/run/a.sock"), (None, None, 4));
+        with.servers[0].ranks = Some(2);
+        assert_eq!(of(&with, "10.0.0.2:8000").2, 2);
         let without = upstream(Some(EventsConf::Off));
-        assert_eq!(endpoint_of(&without, "10.0.0.1:8000"), None);
-        assert!(endpoint_of(&without, "10.0.0.2:8000").is_some());
+        assert_eq!(of(&without, "10.0.0.1:8000"), (None, None, 1));
+        assert_eq!(of(&without, "10.0.0.2:8000"), (tcp("10.0.0.9:6001"), None, 1));
+    }
+
+    #[test]
+    fn ranks_publish_on_the_next_ports() {
+        assert_eq!(at_rank("tcp://[fd00::1]:5557", 0), "tcp://[fd00::1]:5557");
+        assert_eq!(at_rank("tcp://[fd00::1]:5557", 3), "tcp://[fd00::1]:5560");
+        assert_eq!(at_rank("ipc:///run/a", 0), "ipc:///run/a");
     }
 }

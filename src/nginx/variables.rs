@@ -8,42 +8,56 @@ use nginx_sys::{
 
 use super::conf::location_conf;
 use super::context::Context;
-use super::{guard, process};
+use super::{choice, guard, process};
 
 /// What a variable is made from.
-struct Source<'a> {
+struct Source {
     request: *mut ngx_http_request_t,
-    context: Option<&'a Context>,
 }
 
-type Value = fn(&Source<'_>) -> Option<String>;
+impl Source {
+    fn context(&self) -> Option<&Context> {
+        // SAFETY: the request is live, and nothing else refers to its state while this does.
+        unsafe { Context::find(self.request) }.map(|context| &*context)
+    }
+}
+
+type Value = fn(&Source) -> Option<String>;
 
 /// The variables; a test holds README against the names.
 const VARIABLES: &[(&str, Value)] = &[
-    ("kvc_aware_model", |s| s.context?.model_name()),
-    ("kvc_aware_status", |s| s.context?.status()),
-    ("kvc_aware_server", |s| Some(s.context?.picked.as_ref()?.name.clone())),
-    ("kvc_aware_exact", |s| match &s.context?.prompt {
+    ("kvc_aware_model", |s| s.context()?.model_name()),
+    ("kvc_aware_status", |s| s.context()?.status()),
+    ("kvc_aware_server", |s| Some(s.context()?.picked.as_ref()?.name.clone())),
+    ("kvc_aware_rank", |s| {
+        let rank = match s.context().and_then(|context| context.picked.as_ref()) {
+            Some(picked) => picked.rank,
+            // SAFETY: the source's request is live, and nothing refers to its state here.
+            None => unsafe { choice::rank_for_headers(s.request) },
+        };
+        Some(rank?.to_string())
+    }),
+    ("kvc_aware_exact", |s| match &s.context()?.prompt {
         Ok(tokens) => Some(tokens.exact.to_string()),
         Err(skip) => Some(skip.name().to_owned()),
     }),
-    ("kvc_aware_mode", |s| Some(s.context?.picked.as_ref()?.mode.name().to_owned())),
-    ("kvc_aware_matched_blocks", |s| Some(s.context?.matched()?.matched_blocks.to_string())),
-    ("kvc_aware_matched_tokens", |s| Some(s.context?.matched()?.matched_tokens.to_string())),
-    ("kvc_aware_prompt_blocks", |s| Some(s.context?.matched()?.prompt_blocks.to_string())),
-    ("kvc_aware_prompt_tokens", |s| Some(s.context?.prompt.as_ref().ok()?.ids.len().to_string())),
+    ("kvc_aware_mode", |s| Some(s.context()?.picked.as_ref()?.mode.name().to_owned())),
+    ("kvc_aware_matched_blocks", |s| Some(s.context()?.matched()?.matched_blocks.to_string())),
+    ("kvc_aware_matched_tokens", |s| Some(s.context()?.matched()?.matched_tokens.to_string())),
+    ("kvc_aware_prompt_blocks", |s| Some(s.context()?.matched()?.prompt_blocks.to_string())),
+    ("kvc_aware_prompt_tokens", |s| Some(s.context()?.prompt.as_ref().ok()?.ids.len().to_string())),
     ("kvc_aware_hit_ratio", |s| {
-        let picked = s.context?.matched()?;
+        let picked = s.context()?.matched()?;
         let blocks = f64::from(picked.prompt_blocks.max(1));
         Some(format!("{:.3}", f64::from(picked.matched_blocks) / blocks))
     }),
-    ("kvc_aware_choice", |s| Some(s.context?.choice.as_ref()?.name.clone())),
+    ("kvc_aware_choice", |s| Some(s.context()?.choice.as_ref()?.name.clone())),
     ("kvc_aware_choice_matched_tokens", |s| {
-        let context = s.context?;
+        let context = s.context()?;
         context.prompt.as_ref().ok()?;
         Some(context.choice.as_ref()?.matched_tokens.to_string())
     }),
-    ("kvc_aware_time", |s| Some(format!("{:.6}", s.context?.spent.as_secs_f64()))),
+    ("kvc_aware_time", |s| Some(format!("{:.6}", s.context()?.spent.as_secs_f64()))),
     // SAFETY: the source's request is live.
     ("kvc_aware_priority", |s| unsafe { priority_of(s.request) }),
 ];
@@ -116,12 +130,8 @@ unsafe extern "C" fn get(
     value: *mut ngx_http_variable_value_t,
     index: usize,
 ) -> ngx_int_t {
-    let made = guard(None, || {
-        // SAFETY: nginx gives a live request; nothing else borrows its state here.
-        let context = unsafe { Context::find(r) };
-        let source = Source { request: r, context: context.as_deref() };
-        VARIABLES.get(index).and_then(|(_, value)| value(&source))
-    });
+    let made =
+        guard(None, || VARIABLES.get(index).and_then(|(_, value)| value(&Source { request: r })));
     // SAFETY: the value is nginx's to fill; an empty one is valid too.
     unsafe {
         let text = made.unwrap_or_default();

@@ -50,7 +50,7 @@ use constant INDEX     => '/internal/kv-index';
 use constant TIMEOUT   => $ENV{KVC_TEST_TIMEOUT} || 20;
 use constant TROUBLE   => '[error]', '[crit]', '[alert]', '[emerg]', 'an internal error',
     'Sanitizer:', 'runtime error:';
-use constant VARIABLES => qw(model status server exact mode matched_blocks matched_tokens
+use constant VARIABLES => qw(model status server rank exact mode matched_blocks matched_tokens
     prompt_blocks prompt_tokens hit_ratio time priority);
 
 my $ROOT = File::Spec->rel2abs(dirname(__FILE__) . '/../..');
@@ -96,7 +96,10 @@ sub start_block {
     for my $line (grep { /\S/ } split /\n/, $text) {
         my ($name, @options) = split ' ', $line;
         $name =~ /^[a-z]\w*$/ or die "bad name of an engine: \"$name\"\n";
-        my ($http, $events, $replay) = free_ports(3);
+        my ($http) = free_ports(1);
+        # Data-parallel ranks publish on the ports that follow.
+        my %option = @options % 2 ? () : @options;
+        my ($events, $replay) = map { free_run($option{'--ranks'} // 1) } 1 .. 2;
         my $engine = {
             name    => $name,
             address => "127.0.0.1:$http",
@@ -330,6 +333,19 @@ sub free_ports {
     }
     @held == $count or die "no free ports\n";
     return map { $_->sockport } @held;
+}
+
+# The first of so many free ports in a row.
+sub free_run {
+    my $count = shift;
+    for (1 .. 500) {
+        my $first = 15000 + int rand 16000;
+        my @held = grep { $_ } map {
+            IO::Socket::INET->new(LocalAddr => '127.0.0.1', LocalPort => $_, Listen => 1)
+        } $first .. $first + $count - 1;
+        return $first if @held == $count;
+    }
+    die "no free ports\n";
 }
 
 # ---- nginx

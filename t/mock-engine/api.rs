@@ -30,8 +30,11 @@ const DEFAULT_MAX_TOKENS: u64 = 16;
 
 pub struct Server {
     pub options: Options,
+    /// Of data-parallel rank 0, the one that faults are asked of.
     pub engine: Arc<Engine>,
     pub publisher: Arc<Publisher>,
+    /// Of all ranks.
+    pub engines: Vec<Arc<Engine>>,
     pub control: Control,
     tokenizer: Tokenizer,
     address: String,
@@ -53,17 +56,24 @@ struct Generation {
 impl Server {
     pub fn new(options: Options, address: String) -> Result<Server, String> {
         let tokenizer = Tokenizer::load(&options)?;
-        let publisher = Publisher::start(&options)?;
         // Two engines name equal blocks differently, as real ones do.
         let seed = address
             .bytes()
             .fold(0u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
-        let engine = Arc::new(Engine::new(&options, publisher.clone(), seed << 32));
+        let (mut engines, mut publishers) = (Vec::new(), Vec::new());
+        for rank in 0..options.ranks {
+            let own = options.of_rank(rank);
+            let publisher = Publisher::start(&own)?;
+            let seed = seed.wrapping_add(u64::from(rank)) << 32;
+            engines.push(Arc::new(Engine::new(&own, publisher.clone(), seed)));
+            publishers.push(publisher);
+        }
         let control = Control::new(options.keepalive);
         Ok(Server {
             options,
-            engine,
-            publisher,
+            engine: engines[0].clone(),
+            publisher: publishers[0].clone(),
+            engines,
             control,
             tokenizer,
             address,
@@ -102,7 +112,8 @@ impl Server {
         match request.path.as_str() {
             "/tokenize" => render::tokenize(self, connection, request),
             "/reset_prefix_cache" => {
-                let success = self.engine.clear();
+                let cleared: Vec<bool> = self.engines.iter().map(|engine| engine.clear()).collect();
+                let success = !cleared.contains(&false);
                 respond(connection, 200, &json!({ "success": success }))
             }
             path => match (render::endpoint(path), Endpoint::from_path(path)) {
@@ -169,7 +180,10 @@ impl Server {
         if tokens.ids.is_empty() || limit == 0 || tokens.ids.len() + limit > self.max_tokens() {
             return error(connection, 400, "an empty prompt, or one that does not fit");
         }
-        let generation = self.submit(tokens, &body, endpoint, limit);
+        let Some(engine) = self.engine_for(request) else {
+            return error(connection, 400, "the data-parallel rank is out of range");
+        };
+        let generation = self.submit(engine, tokens, &body, endpoint, limit);
         let done = if generation.stream {
             stream(connection, &generation, &self.options.model)
         } else {
@@ -179,8 +193,18 @@ impl Server {
         done
     }
 
+    /// The rank that the request names, or each in turn.
+    fn engine_for(&self, request: &Request) -> Option<&Engine> {
+        let rank = match request.header("x-data-parallel-rank") {
+            Some(rank) => rank.parse().ok()?,
+            None => self.answers.load(Ordering::Relaxed) as usize % self.engines.len(),
+        };
+        self.engines.get(rank).map(Arc::as_ref)
+    }
+
     fn submit(
         &self,
+        engine: &Engine,
         tokens: Tokens,
         body: &Map<String, Value>,
         endpoint: Endpoint,
@@ -202,7 +226,7 @@ impl Server {
             output,
             cancelled: cancelled.clone(),
         };
-        self.engine.submit(Job {
+        engine.submit(Job {
             prompt: tokens.ids,
             answer,
             lora: tokens.lora,

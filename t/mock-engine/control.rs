@@ -153,6 +153,7 @@ impl Control {
             "preemptions": stats.preemptions,
             "restarts": stats.restarts,
             "sequence": server.publisher.sequence(),
+            "ranks": server.engines.iter().map(|engine| engine.stats().queries).collect::<Vec<_>>(),
             "fail": faults.fail,
             "reset": faults.reset,
         })

@@ -79,8 +79,9 @@ fn serve(options: Options) -> Result<(), Box<dyn Error>> {
         .map_err(|error| format!("cannot listen on {}: {error}", options.listen))?;
     let address = listener.local_addr()?.to_string();
     let server = Arc::new(Server::new(options, address.clone())?);
-    let engine = server.engine.clone();
-    thread::Builder::new().name("engine".to_owned()).spawn(move || engine.run())?;
+    for engine in server.engines.clone() {
+        thread::Builder::new().name("engine".to_owned()).spawn(move || engine.run())?;
+    }
     println!("mock-engine: ready on {address}");
     for stream in listener.incoming() {
         let Ok(stream) = stream else { continue };

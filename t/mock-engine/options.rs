@@ -27,6 +27,7 @@ pub const USAGE: &str = "usage: mock-engine [option value]...
   --framing KIND        of replay: new (0.28) or old          new with map, else old
   --hash KIND           int or bytes                          int
   --dp-rank N           data-parallel rank in each batch      0
+  --ranks N             data-parallel ranks, on the next ports 1
   --buffer-steps N      batches kept for replay               10000
 A rate or a time may have a fraction.";
 
@@ -53,6 +54,7 @@ pub struct Options {
     pub framing: Option<Framing>,
     pub hash: HashKind,
     pub dp_rank: u32,
+    pub ranks: u32,
     pub buffer_steps: usize,
 }
 
@@ -79,6 +81,7 @@ impl Default for Options {
             framing: None,
             hash: HashKind::Int,
             dp_rank: 0,
+            ranks: 1,
             buffer_steps: 10_000,
         }
     }
@@ -86,6 +89,22 @@ impl Default for Options {
 
 impl Options {
     /// None where help was asked for.
+    /// What another data-parallel rank has: its batches say so, and its ports are the next ones.
+    pub fn of_rank(&self, rank: u32) -> Options {
+        let shift = |endpoint: &String| {
+            let counted = endpoint.rsplit_once(':').and_then(|(host, port)| {
+                Some(format!("{host}:{}", port.parse::<u32>().ok()? + rank))
+            });
+            counted.unwrap_or_else(|| endpoint.clone())
+        };
+        Options {
+            events: self.events.as_ref().map(shift),
+            replay: self.replay.as_ref().map(shift),
+            dp_rank: self.dp_rank + rank,
+            ..self.clone()
+        }
+    }
+
     pub fn parse(args: impl Iterator<Item = String>) -> Result<Option<Options>, String> {
         let mut options = Options::default();
         let mut args = args;
@@ -128,6 +147,7 @@ impl Options {
             "--framing" => self.framing = Some(value.parse()?),
             "--hash" => self.hash = value.parse()?,
             "--dp-rank" => self.dp_rank = number(name, value)?,
+            "--ranks" => self.ranks = number::<u32>(name, value)?.max(1),
             "--buffer-steps" => self.buffer_steps = number(name, value)?,
             _ => return Err(format!("unknown option {name}")),
         }

@@ -19,6 +19,7 @@ setters!(UpstreamConf: balance => set_balance, events => set_events, server => s
     block_size => set_block_size, policy => set_policy, weights => set_weights);
 
 const MAX_BLOCK_SIZE: u32 = 1 << 16;
+const MAX_RANKS: u32 = 64;
 
 fn set_balance(args: &Args, conf: &mut UpstreamConf) -> Set {
     if conf.zone.is_some() {
@@ -67,12 +68,12 @@ fn set_events(args: &Args, conf: &mut UpstreamConf) -> Set {
         conf.events = Some(EventsConf::Off);
         return Ok(());
     }
-    let (mut port, mut replay_port, mut topic) = (None, None, String::new());
+    let (mut port, mut replay_port, mut topic, mut ranks) = (None, None, String::new(), 1);
     for parameter in args.after(0) {
         match split(parameter) {
             ("port", Some(value)) => port = Some(parse_port(args, value)?),
             ("replay_port", Some(value)) => replay_port = Some(parse_port(args, value)?),
-            ("ranks", Some(value)) => one_rank(args, value)?,
+            ("ranks", Some(value)) => ranks = parse_ranks(args, value)?,
             ("topic", Some(value)) => topic = value.to_owned(),
             _ => return Err(args.parameter(parameter)),
         }
@@ -81,7 +82,12 @@ fn set_events(args: &Args, conf: &mut UpstreamConf) -> Set {
         let directive = args.directive();
         return Err(args.text(format_args!("\"{directive}\" needs \"port=\" or \"off\"")));
     };
-    conf.events = Some(EventsConf::Ports { port, replay_port, topic });
+    for first in [Some(port), replay_port].into_iter().flatten() {
+        if u32::from(first) + ranks - 1 > u32::from(u16::MAX) {
+            return Err(args.text(format_args!("no ports for {ranks} ranks after {first}")));
+        }
+    }
+    conf.events = Some(EventsConf::Ports { port, replay_port, topic, ranks });
     Ok(())
 }
 
@@ -90,8 +96,9 @@ fn parse_port(args: &Args, value: &str) -> Result<u16, ConfError> {
     port.ok_or_else(|| args.value(value, "a port from 1 to 65535"))
 }
 
-fn one_rank(args: &Args, value: &str) -> Set {
-    if value == "1" { Ok(()) } else { Err(args.value(value, "1 after \"ranks=\"")) }
+fn parse_ranks(args: &Args, value: &str) -> Result<u32, ConfError> {
+    let ranks = value.parse().ok().filter(|ranks| (1..=MAX_RANKS).contains(ranks));
+    ranks.ok_or_else(|| args.value(value, "a number of ranks from 1 to 64"))
 }
 
 fn set_server(args: &Args, conf: &mut UpstreamConf) -> Set {
@@ -102,6 +109,7 @@ fn set_server(args: &Args, conf: &mut UpstreamConf) -> Set {
         id: None,
         events: None,
         replay: None,
+        ranks: None,
         place: args.place(),
     };
     if conf.servers.iter().any(|other| other.names.iter().any(|name| server.names.contains(name))) {
@@ -113,12 +121,20 @@ fn set_server(args: &Args, conf: &mut UpstreamConf) -> Set {
             ("events", Some(value)) => server.events = Some(endpoint(args, value)?),
             ("replay", Some(value)) => server.replay = Some(endpoint(args, value)?),
             ("id", Some(value)) if !value.is_empty() => server.id = Some(value.to_owned()),
-            ("ranks", Some(value)) => one_rank(args, value)?,
+            ("ranks", Some(value)) => server.ranks = Some(parse_ranks(args, value)?),
             _ => return Err(args.parameter(parameter)),
         }
     }
     if server.replay.is_some() && server.events.is_none() {
         return Err(args.text(format_args!("\"replay=\" needs \"events=\" for \"{address}\"")));
+    }
+    let ranks = server.ranks.unwrap_or(1);
+    for endpoint in [&server.events, &server.replay].into_iter().flatten() {
+        let last = endpoint.strip_prefix("tcp://").and_then(|rest| rest.rsplit_once(':'));
+        let last = last.and_then(|(_, port)| Some(port.parse::<u32>().ok()? + ranks - 1));
+        if ranks > 1 && last.is_none_or(|port| port > u32::from(u16::MAX)) {
+            return Err(args.text(format_args!("no ports for {ranks} ranks after \"{endpoint}\"")));
+        }
     }
     conf.servers.push(server);
     Ok(())
