@@ -1,7 +1,7 @@
 //! The captured requests to real engines: our token ids must be those that the engine prefilled.
 //!
-//! `TOKENIZERS_DIR` names a folder with a folder `qwen3` (`scripts/fetch-test-tokenizers`). Without
-//! it the test says that it is skipped.
+//! `TOKENIZERS_DIR` names a folder of tokenizers (`scripts/fetch-test-tokenizers`). Without it the
+//! test says that it is skipped.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
@@ -13,8 +13,11 @@ use serde_json::Value;
 
 const LIMITS: Limits = Limits { max_text: 16 << 20, deadline: None };
 
-/// The model of the captures and its adapters.
-const MODEL: &str = "qwen3-tiny";
+/// The models of the captures and the folders of their tokenizers.
+const MODELS: [(&str, &str); 3] =
+    [("deepseek-tiny", "deepseek_v3"), ("gemma3-tiny", "gemma3"), ("qwen3-tiny", "qwen3")];
+
+/// The adapters of the last one.
 const ADAPTERS: [&str; 2] = ["lora-a", "lora-b"];
 
 fn captures() -> Vec<PathBuf> {
@@ -22,7 +25,7 @@ fn captures() -> Vec<PathBuf> {
     let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let is_capture = |file: &PathBuf| {
         let name = file.file_name().unwrap().to_string_lossy().into_owned();
-        name.contains("qwen3_") && name.ends_with(".jsonl")
+        name.ends_with(".jsonl")
     };
     let mut files: Vec<_> = files.filter(is_capture).collect();
     files.sort();
@@ -39,12 +42,13 @@ fn models() -> Option<Models> {
         println!("skipped: TOKENIZERS_DIR is not set");
         return None;
     };
-    let models = Models::new(vec![ModelSpec {
-        name: MODEL.to_owned(),
-        dir: Path::new(&tokenizers).join("qwen3"),
-        loras: ADAPTERS.map(str::to_owned).to_vec(),
+    let mut specs = MODELS.map(|(name, folder)| ModelSpec {
+        name: name.to_owned(),
+        dir: Path::new(&tokenizers).join(folder),
         ..ModelSpec::default()
-    }]);
+    });
+    specs[2].loras = ADAPTERS.map(str::to_owned).to_vec();
+    let models = Models::new(specs.to_vec());
     models.load_all(|_, result| {
         result.unwrap();
     });

@@ -15,9 +15,10 @@ use crate::index::{Index, Writer};
 use crate::shared::{Dropped, MIN_ZONE_BYTES, ServerField, Zone};
 use crate::types::{Overlap, ServerId};
 
-/// Requests overlap in time there, or blocks are announced without being stored.
-const LOOSE: [&str; 5] =
-    ["concurrent", "abort", "report_mode", "data_parallel", "b32_48blocks_eviction."];
+/// Requests overlap in time there, or blocks are announced without being stored, or nothing is
+/// credited.
+const LOOSE: [&str; 6] =
+    ["concurrent", "abort", "report_mode", "data_parallel", "b32_48blocks_eviction.", "hybrid"];
 
 fn files() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("t/captures");
@@ -107,7 +108,11 @@ impl Played {
 
     fn matched_tokens(&self, request: &Value, tokens: &[u32]) -> u64 {
         let body = &request["body"];
-        let size = self.zone.server(ServerId(0)).get(ServerField::BlockSize) as u32;
+        let row = self.zone.server(ServerId(0));
+        if row.get(ServerField::Hybrid) == 1 {
+            return 0;
+        }
+        let size = row.get(ServerField::BlockSize) as u32;
         let lora = body["model"].as_str().filter(|model| model.starts_with("lora-"));
         let mut hashes = Vec::new();
         let salt = body["cache_salt"].as_str();
@@ -195,8 +200,10 @@ fn what_was_cached_is_foretold() {
         println!("{}: exact {exact}, over {over}, under {under}", path.display());
         strict += exact;
         for reason in Dropped::ALL {
-            for id in [ServerId(0), ServerId(1)] {
-                assert_eq!(played.zone.server(id).dropped(*reason), 0, "{}", reason.name());
+            for row in [ServerId(0), ServerId(1)].map(|id| played.zone.server(id)) {
+                // Of a model without full attention in every layer some groups are left out.
+                let left_out = row.get(ServerField::Hybrid) == 1 && *reason == Dropped::Group;
+                assert_eq!(row.dropped(*reason) > 0, left_out, "{}", reason.name());
             }
         }
     }

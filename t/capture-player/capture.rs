@@ -1,6 +1,6 @@
 //! One capture: events and requests in the order in which they were seen.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::Path;
 
@@ -10,11 +10,11 @@ pub struct Capture {
     pub name: String,
     pub steps: Vec<Step>,
     /// Sockets that the events came from: data-parallel ranks have one each.
-    pub sources: usize,
+    pub ranks: usize,
 }
 
 pub enum Step {
-    Event { topic: Vec<u8>, payload: Vec<u8> },
+    Event { rank: usize, topic: Vec<u8>, payload: Vec<u8> },
     Request(Request),
 }
 
@@ -22,7 +22,8 @@ pub struct Request {
     pub id: String,
     pub path: String,
     pub body: String,
-    model: Option<String>,
+    /// The rank that it was sent to.
+    pub rank: usize,
     /// Whether the engine served it.
     pub accepted: bool,
     /// The engine's own token ids.
@@ -38,19 +39,27 @@ impl Capture {
         let of_kind = |kind: &'static str| lines.iter().filter(move |line| line["kind"] == kind);
         let responses: HashMap<&str, &Value> =
             of_kind("response").filter_map(|line| Some((line["id"].as_str()?, line))).collect();
+        let sources: BTreeSet<&str> =
+            of_kind("event").filter_map(|line| line["source"].as_str()).collect();
+        let ranks = sources.len().max(1);
+        let rank = |line: &Value| {
+            let source = line["source"].as_str().unwrap_or_default();
+            sources.iter().position(|known| *known == source).unwrap_or_default()
+        };
         let mut steps = Vec::new();
         // The event that tells of a reset comes with the engine's next step.
-        let mut reset = false;
+        let mut reset = vec![false; ranks];
         for line in &lines {
             match line["kind"].as_str() {
                 Some("event") => {
-                    reset = false;
-                    steps.push(event(line)?);
+                    let rank = rank(line);
+                    reset[rank] = false;
+                    steps.push(event(line, rank)?);
                 }
-                Some("admin") => reset = true,
+                Some("admin") => reset.fill(true),
                 Some("request") => {
-                    let mut request = request(line, &responses);
-                    if reset {
+                    let mut request = request(line, &responses, ranks);
+                    if reset.get(request.rank) != Some(&false) {
                         request.cached = Err("no event has told of the reset yet");
                     }
                     steps.push(Step::Request(request));
@@ -58,31 +67,22 @@ impl Capture {
                 _ => {}
             }
         }
-        let sources: HashSet<&str> =
-            of_kind("event").filter_map(|line| line["source"].as_str()).collect();
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        Ok(Capture { name, steps, sources: sources.len() })
-    }
-
-    pub fn models(&self) -> impl Iterator<Item = &str> {
-        self.steps.iter().filter_map(|step| match step {
-            Step::Request(request) => request.model.as_deref(),
-            Step::Event { .. } => None,
-        })
+        Ok(Capture { name, steps, ranks })
     }
 }
 
-fn event(line: &Value) -> crate::Result<Step> {
+fn event(line: &Value, rank: usize) -> crate::Result<Step> {
     let frames = line["frames"].as_array().ok_or("an event without frames")?;
     let decoded: Vec<Vec<u8>> =
         frames.iter().map(|frame| base64(frame.as_str().unwrap_or_default())).collect();
     match <[Vec<u8>; 3]>::try_from(decoded) {
-        Ok([topic, _, payload]) => Ok(Step::Event { topic, payload }),
+        Ok([topic, _, payload]) => Ok(Step::Event { rank, topic, payload }),
         Err(_) => Err("an event without three frames".into()),
     }
 }
 
-fn request(line: &Value, responses: &HashMap<&str, &Value>) -> Request {
+fn request(line: &Value, responses: &HashMap<&str, &Value>, ranks: usize) -> Request {
     let text = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
     let id = text("id");
     let response = responses.get(id.as_str()).copied().unwrap_or(&Value::Null);
@@ -99,13 +99,19 @@ fn request(line: &Value, responses: &HashMap<&str, &Value>) -> Request {
     } else {
         given
     };
+    let pinned =
+        line["headers"]["X-data-parallel-rank"].as_str().and_then(|rank| rank.parse().ok());
+    let cached = match pinned {
+        None if ranks > 1 => Err("the engine does not tell which rank served it"),
+        _ => cached(&line["body"], response),
+    };
     Request {
-        model: line["body"]["model"].as_str().map(str::to_owned),
+        rank: pinned.unwrap_or_default(),
         path: text("path"),
         body: line["body"].to_string(),
         accepted: response["status"] == 200,
         ids: ids.clone(),
-        cached: cached(&line["body"], response),
+        cached,
         id,
     }
 }

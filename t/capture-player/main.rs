@@ -2,10 +2,11 @@
 //! it would do: the token ids must be the engine's, and the matched tokens what the engine found
 //! cached.
 //!
-//!     capture-player config DIR PORT [ADAPTER...]     the http block's model, zone and upstreams
+//!     capture-player config DIR PORT     the http block's zone and upstreams
 //!     capture-player play DIR PORT http://HOST:PORT/PATH     one line of JSON for each capture
 //!
-//! PORT and the two after it are the first capture's; each further one has the next three.
+//! A data-parallel rank is a server of its own. PORT and the two after it are the first one's; each
+//! further one has the next three.
 
 mod capture;
 mod publisher;
@@ -30,13 +31,11 @@ fn main() -> Result<()> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
-        ["config", dir, port, ref adapters @ ..] => {
-            config(&captures(dir)?, port.parse()?, adapters)
-        }
+        ["config", dir, port] => config(&captures(dir)?, port.parse()?),
         ["play", dir, port, index] => {
-            let port: u16 = port.parse()?;
-            for (n, capture) in captures(dir)?.iter().enumerate() {
-                println!("{}", play(capture, n, ports(port, n), index)?);
+            let captures = captures(dir)?;
+            for (n, ports) in ports(&captures, port.parse()?).enumerate() {
+                println!("{}", play(&captures[n], n, &ports, index)?);
             }
         }
         _ => return Err("usage: capture-player config DIR PORT | play DIR PORT INDEX-URL".into()),
@@ -49,35 +48,28 @@ fn captures(dir: &str) -> Result<Vec<Capture>> {
         fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "jsonl"));
     paths.sort();
-    let read: Vec<Capture> =
-        paths.iter().map(|path: &PathBuf| Capture::read(path)).collect::<Result<_>>()?;
-    // One subscription follows one rank.
-    Ok(read.into_iter().filter(|capture| capture.sources <= 1).collect())
+    paths.iter().map(|path: &PathBuf| Capture::read(path)).collect()
 }
 
-fn ports(first: u16, n: usize) -> [u16; 3] {
-    let first = first + 3 * n as u16;
-    [first, first + 1, first + 2]
+/// The ports of each rank of each capture: of the engine, its events and its replays.
+fn ports(captures: &[Capture], first: u16) -> impl Iterator<Item = Vec<[u16; 3]>> {
+    let mut free = (first..).step_by(3);
+    captures.iter().map(move |capture| {
+        free.by_ref().take(capture.ranks).map(|port| [port, port + 1, port + 2]).collect()
+    })
 }
 
-/// The models are named by what the requests call them; `TOKENIZER` stands for the folder.
-fn config(captures: &[Capture], port: u16, adapters: &[&str]) {
-    let mut names: Vec<&str> = captures.iter().flat_map(Capture::models).collect();
-    names.sort_unstable();
-    names.dedup();
-    names.retain(|name| !adapters.contains(name));
-    let list = |key: &str, names: &[&str]| match names {
-        [] => String::new(),
-        names => format!(" {key}={}", names.join(",")),
-    };
-    let (alias, lora) = (list("alias", &names[1..]), list("lora", adapters));
-    println!("kvc_aware_zone kvc:64m;\nkvc_aware_model {} TOKENIZER{alias}{lora};", names[0]);
-    for n in 0..captures.len() {
-        let [engine, events, replay] = ports(port, n);
-        println!(
-            "upstream capture{n} {{ kvc_aware kvc; server 127.0.0.1:{engine}; kvc_aware_server \
-             127.0.0.1:{engine} events=tcp://127.0.0.1:{events} replay=tcp://127.0.0.1:{replay}; }}"
-        );
+fn config(captures: &[Capture], port: u16) {
+    println!("kvc_aware_zone kvc:64m;");
+    for (n, ports) in ports(captures, port).enumerate() {
+        println!("upstream capture{n} {{ kvc_aware kvc;");
+        for [engine, events, replay] in ports {
+            println!(
+                "server 127.0.0.1:{engine}; kvc_aware_server 127.0.0.1:{engine} \
+                 events=tcp://127.0.0.1:{events} replay=tcp://127.0.0.1:{replay};"
+            );
+        }
+        println!("}}");
     }
 }
 
@@ -95,16 +87,21 @@ struct Tally {
     wrong: Vec<String>,
 }
 
-fn play(capture: &Capture, n: usize, ports: [u16; 3], index: &str) -> Result<Value> {
-    let publisher = Publisher::start(ports[1], ports[2])?;
+fn play(capture: &Capture, n: usize, ports: &[[u16; 3]], index: &str) -> Result<Value> {
+    let publishers: Vec<Publisher> = ports
+        .iter()
+        .map(|[_, events, replay]| Publisher::start(*events, *replay))
+        .collect::<Result<_>>()?;
     let page = Page { index, upstream: format!("capture{n}") };
-    page.wait(|server| server["connected"] == true)?;
+    for rank in 0..ports.len() {
+        page.wait(rank, |server| server["connected"] == true)?;
+    }
     let mut tally = Tally::default();
     for step in &capture.steps {
         match step {
-            Step::Event { topic, payload } => {
-                let sequence = publisher.publish(topic, payload)?;
-                page.wait(|server| server["last_seq"] == sequence)?;
+            Step::Event { rank, topic, payload } => {
+                let sequence = publishers[*rank].publish(topic, payload)?;
+                page.wait(*rank, |server| server["last_seq"] == sequence)?;
             }
             Step::Request(request) => ask(&page, request, &mut tally)?,
         }
@@ -140,7 +137,8 @@ fn ask(page: &Page<'_>, request: &Request, tally: &mut Tally) -> Result<()> {
     } else {
         tally.wrong.push(format!("{} token ids", request.id));
     }
-    let matched = answer["servers"][0]["matched_tokens"].as_u64().ok_or("no matched_tokens")?;
+    let matched =
+        answer["servers"][request.rank]["matched_tokens"].as_u64().ok_or("no matched_tokens")?;
     match request.cached {
         Err(cause) => tally.uncounted.push(format!("{}: {cause}", request.id)),
         Ok(cached) if cached == matched => tally.exact += 1,
@@ -160,15 +158,16 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    fn wait(&self, reached: impl Fn(&Value) -> bool) -> Result<()> {
+    fn wait(&self, rank: usize, reached: impl Fn(&Value) -> bool) -> Result<()> {
         let start = Instant::now();
         loop {
             let page = self.call("GET", &format!("?limit=0&upstream={}", self.upstream), "")?;
-            if reached(&page["servers"][0]) {
+            let server = &page["servers"][rank];
+            if reached(server) {
                 return Ok(());
             }
             if start.elapsed() > PATIENCE {
-                return Err(format!("{}: stuck at {}", self.upstream, page["servers"][0]).into());
+                return Err(format!("{}: stuck at {server}", self.upstream).into());
             }
             thread::sleep(Duration::from_millis(2));
         }
