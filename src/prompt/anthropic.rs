@@ -56,9 +56,11 @@ fn read(model: &Model, request: &Request<'_>, job: &Job) -> Result<Chat, Skip> {
     let effort = effort(model, request, max_tokens, job)?;
     check_choice(request)?;
     let tools = tool_list(request, messages)?;
-    let own = arguments(request.value("chat_template_kwargs")?, effort)?;
+    let own = arguments(request.value("chat_template_kwargs")?, effort.clone())?;
     Ok(Chat {
         messages: Json::list(out),
+        tools: tools.clone(),
+        effort,
         kwargs: chat::merge(&model.template_kwargs, tools, own),
         add_special_tokens: false,
         truncation: None,
@@ -78,9 +80,9 @@ impl Habits {
     pub fn of(model: &Model, job: &Job) -> Result<Habits, Skip> {
         let mut system_first = false;
         for with_tools in [false, true] {
-            let template = model.template(with_tools)?;
-            system_first |= match template.takes_late_system() {
-                Ok(takes) => !takes,
+            system_first |= match model.template(with_tools) {
+                Ok(template) => !template.takes_late_system()?,
+                Err(Skip::Refused) => true,
                 Err(skip) => return Err(skip),
             };
         }
@@ -89,12 +91,15 @@ impl Habits {
             let own = arguments(None, Some(effort.to_owned()))?;
             let chat = Chat {
                 messages: Json::list(vec![message]),
+                tools: None,
+                effort: Some(effort.to_owned()),
                 kwargs: chat::merge(&model.template_kwargs, None, own),
                 add_special_tokens: false,
                 truncation: None,
             };
             match chat::render(model, chat, job) {
                 Ok(Prompt::Text { text, .. }) => Ok(Some(text)),
+                Ok(Prompt::Pieces { pieces, .. }) => Ok(Some(pieces.joined())),
                 Ok(Prompt::Ids { .. }) | Err(Skip::Refused) => Ok(None),
                 Err(skip) => Err(skip),
             }
@@ -278,7 +283,8 @@ fn tool_call(block: &Dict) -> Result<Json, Skip> {
     let id = text(block, "id")?.filter(|id| !id.is_empty()).ok_or(Skip::Unsupported)?;
     let name = text(block, "name")?.map_or(Json::str(""), |name| Json::Str(name.clone()));
     let input = dict(block, "input")?.map_or_else(|| Json::dict(Dict::default()), Json::clone);
-    let input = Dumps::default().text(&input.to_value()).map_err(|_| Skip::Unsupported)?;
+    let dumps = Dumps { ascii: true, ..Dumps::default() };
+    let input = dumps.text(&input.to_value()).map_err(|_| Skip::Unsupported)?;
     let function = entries([("name", name), ("arguments", Json::str(&input))]);
     Ok(entries([
         ("id", Json::Str(id.clone())),

@@ -1,5 +1,6 @@
 //! `/v1/chat/completions`: the checks, the conversation and the template's arguments.
 
+use super::harmony::{Conversation, Harmony};
 use super::jinja::{ContentFormat, Rendered};
 use super::messages::{conversation, has_media, without_developer};
 use super::model::Model;
@@ -26,6 +27,9 @@ const MAX_KWARGS: usize = 256;
 /// A request on its way to the template.
 pub(crate) struct Chat {
     pub messages: Json,
+    /// What the request itself says, whatever the template is given.
+    pub tools: Option<Json>,
+    pub effort: Option<String>,
     /// Arguments of the template, `tools` among them.
     pub kwargs: Dict,
     pub add_special_tokens: bool,
@@ -34,6 +38,10 @@ pub(crate) struct Chat {
 
 pub(crate) fn prompt(model: &Model, request: &Request<'_>, job: &Job) -> Result<Prompt, Skip> {
     check(request)?;
+    if let Some(harmony) = model.harmony() {
+        return without_template(harmony, request, job);
+    }
+    check_trusted(request)?;
     let chat = Chat::read(request, &model.template_kwargs)?;
     if let Some(ids) = forwarded_ids(request, &chat.messages)? {
         return Ok(ids);
@@ -44,8 +52,30 @@ pub(crate) fn prompt(model: &Model, request: &Request<'_>, job: &Job) -> Result<
     render(model, chat, job)
 }
 
+/// Of a model to which the arguments of templates and the settings of tokenizers say nothing.
+fn without_template(harmony: &Harmony, request: &Request<'_>, job: &Job) -> Result<Prompt, Skip> {
+    let messages = request.value("messages")?.ok_or(Skip::Refused)?;
+    let tools = request.value("tools")?.map(|list| tools::tools(&list)).transpose()?;
+    let effort = request.str("reasoning_effort")?;
+    if let Some(documents) = request.value("documents")? {
+        check_documents(&documents)?;
+    }
+    Truncation::check(request)?;
+    let conversation =
+        Conversation { messages: &messages, tools: tools.as_ref(), effort: effort.as_deref() };
+    match forwarded_ids(request, &messages)? {
+        Some(ids) => Ok(ids),
+        None => harmony.chat(&conversation, job),
+    }
+}
+
 /// Renders a conversation: the text is the prompt.
 pub(crate) fn render(model: &Model, chat: Chat, job: &Job) -> Result<Prompt, Skip> {
+    if let Some(harmony) = model.harmony() {
+        let Chat { messages, tools, effort, .. } = &chat;
+        let (tools, effort) = (tools.as_ref(), effort.as_deref());
+        return harmony.chat(&Conversation { messages, tools, effort }, job);
+    }
     let tools = chat.kwargs.given("tools").is_some();
     let template = model.template(tools)?;
     let mut messages = conversation(&chat.messages, template.format)?;
@@ -79,6 +109,8 @@ impl Chat {
         let tools = request.value("tools")?.map(|list| tools::tools(&list)).transpose()?;
         Ok(Chat {
             messages,
+            tools: tools.clone(),
+            effort: request.str("reasoning_effort")?,
             kwargs: merge(defaults, tools, own_kwargs(request)?),
             add_special_tokens: request.flag("add_special_tokens", false)?,
             truncation: Truncation::read(request)?,
@@ -162,10 +194,7 @@ pub(crate) fn check(request: &Request<'_>) -> Result<(), Skip> {
         Ok(request.value(name)?.is_some_and(|value| value.is_true()))
     };
     let contradicts = is_true("continue_final_message")? && is_true("add_generation_prompt")?;
-    let untrusted = request.is_given("chat_template")
-        || is_true("mm_processor_kwargs")?
-        || is_true("media_io_kwargs")?;
-    if contradicts || untrusted || (is_true("stream_options")? && !is_true("stream")?) {
+    if contradicts || (is_true("stream_options")? && !is_true("stream")?) {
         return Err(Skip::Refused);
     }
     let tools = request.value("tools")?;
@@ -179,6 +208,14 @@ pub(crate) fn check(request: &Request<'_>) -> Result<(), Skip> {
         }
     }
     check_logprobs(request)
+}
+
+/// Refuses what a request is not trusted with.
+pub(crate) fn check_trusted(request: &Request<'_>) -> Result<(), Skip> {
+    let untrusted = request.is_given("chat_template")
+        || request.value("mm_processor_kwargs")?.is_some_and(|value| value.is_true())
+        || request.value("media_io_kwargs")?.is_some_and(|value| value.is_true());
+    if untrusted { Err(Skip::Refused) } else { Ok(()) }
 }
 
 fn check_logprobs(request: &Request<'_>) -> Result<(), Skip> {

@@ -40,6 +40,7 @@ impl Models {
 pub fn prepare_chat(body: &[u8], parts: bool) -> Result<String, Skip> {
     let request = Request::read(body)?;
     super::chat::check(&request)?;
+    super::chat::check_trusted(&request)?;
     let chat = Chat::read(&request, &Dict::default())?;
     let format = if parts { ContentFormat::Parts } else { ContentFormat::String };
     let messages = conversation(&chat.messages, format)?.into_iter().map(Json::dict).collect();

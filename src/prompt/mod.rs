@@ -9,6 +9,7 @@
 //! | `anthropic` | `/v1/messages` |
 //! | `responses` | `/v1/responses` |
 //! | `generate` | SGLang's `/generate` |
+//! | `harmony` | gpt-oss, whose prompts no template makes |
 //! | `jinja` | a chat template, compiled once |
 //! | `question` | requests of models whose prompts an engine makes |
 //! | `tokenizer` | the one seam to the tokenizer crates |
@@ -22,12 +23,14 @@ mod chat;
 mod completions;
 mod fields;
 mod generate;
+mod harmony;
 mod inspect;
 mod jinja;
 mod json;
 mod messages;
 pub mod model;
 mod models;
+mod pieces;
 mod python;
 mod question;
 mod render;
@@ -49,6 +52,7 @@ pub use model::ModelSpec;
 pub use models::{Info, Models, Step};
 pub use question::Question;
 
+use pieces::Pieces;
 use truncation::Truncation;
 
 /// Why a model cannot be served. The text names the file and the cause.
@@ -174,4 +178,15 @@ pub(crate) struct Job {
 pub(crate) enum Prompt {
     Ids { ids: Vec<TokenId>, truncation: Option<Truncation>, exact: Exact },
     Text { text: String, add_special_tokens: bool, truncation: Option<Truncation>, exact: Exact },
+    Pieces { pieces: Pieces, exact: Exact },
+}
+
+impl Prompt {
+    fn exact_mut(&mut self) -> &mut Exact {
+        match self {
+            Prompt::Ids { exact, .. }
+            | Prompt::Text { exact, .. }
+            | Prompt::Pieces { exact, .. } => exact,
+        }
+    }
 }

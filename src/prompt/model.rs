@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use serde_json::{Map, Value};
 
 use super::anthropic::Habits;
+use super::harmony::{self, Harmony};
 use super::jinja::Template;
 use super::json;
 use super::python::{Dict, Json};
@@ -18,12 +19,26 @@ use crate::types::Skip;
 const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// Models of these types are rendered by the engine's own code, without a template.
-const RENDERED_BY_CODE: [&str; 6] =
-    ["gpt_oss", "deepseek_v32", "deepseek_v4", "deepseek_v41", "kimi_k3", "inkling"];
+/// Types and architectures of models whose prompts the engine makes by code of its own.
+const BY_CODE: [(&str, &str, Maker); 8] = [
+    ("gpt_oss", "GptOssForCausalLM", Maker::Harmony),
+    ("deepseek_v32", "DeepseekV32ForCausalLM", Maker::Unknown),
+    ("deepseek_v4", "DeepseekV4ForCausalLM", Maker::Unknown),
+    ("deepseek_v4", "DeepseekV4ForConditionalGeneration", Maker::Unknown),
+    ("deepseek_v41", "DeepseekV41ForCausalLM", Maker::Unknown),
+    ("kimi_k3", "KimiK3ForConditionalGeneration", Maker::Unknown),
+    ("inkling", "InklingForCausalLM", Maker::Unknown),
+    ("inkling", "InklingForConditionalGeneration", Maker::Unknown),
+];
 
-/// Tokens that only a vocabulary for harmony, the format of gpt-oss, has.
-const HARMONY: [&str; 3] = ["<|channel|>", "<|call|>", "<|return|>"];
+/// What makes the prompts of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Maker {
+    Template,
+    Harmony,
+    /// Code that is not known here.
+    Unknown,
+}
 
 /// One `kvc_aware_model` line.
 #[derive(Clone, Debug, Default)]
@@ -49,6 +64,7 @@ pub struct ModelSpec {
 pub(crate) struct Model {
     pub tokenizer: Tokenizer,
     templates: Templates,
+    harmony: Option<Harmony>,
     pub special_tokens: Dict,
     pub template_kwargs: Dict,
     habits: OnceLock<Result<Habits, Skip>>,
@@ -66,6 +82,11 @@ enum Templates {
 }
 
 impl Model {
+    /// What makes the prompts instead of a template.
+    pub fn harmony(&self) -> Option<&Harmony> {
+        self.harmony.as_ref()
+    }
+
     /// The template for a request with or without tools.
     pub fn template(&self, tools: bool) -> Result<&Template, Skip> {
         match &self.templates {
@@ -97,15 +118,23 @@ impl ModelSpec {
 
     pub(crate) fn load(&self) -> Result<Model, PromptError> {
         let folder = Folder::open(self)?;
+        let maker = folder.maker()?;
         let templates = folder.templates()?;
         let special_tokens = folder.special_tokens();
         let path = folder.path("tokenizer.json");
-        let tokenizer = Tokenizer::load(folder.tokenizer, &folder.config);
+        let tokenizer = Tokenizer::load(folder.tokenizer, &folder.config)
+            .map_err(|cause| PromptError::file(&path, cause))?;
+        let template_kwargs = self.template_kwargs()?;
+        let harmony = (maker == Maker::Harmony).then(|| Harmony::new(&template_kwargs));
+        if harmony.is_some() {
+            harmony::check(&tokenizer).map_err(|cause| PromptError::file(&path, cause))?;
+        }
         Ok(Model {
-            tokenizer: tokenizer.map_err(|cause| PromptError::file(&path, cause))?,
+            tokenizer,
             templates,
+            harmony,
             special_tokens,
-            template_kwargs: self.template_kwargs()?,
+            template_kwargs,
             habits: OnceLock::new(),
         })
     }
@@ -165,9 +194,15 @@ impl<'a> Folder<'a> {
     }
 
     fn templates(&self) -> Result<Templates, PromptError> {
-        if self.is_rendered_by_code()? {
-            return Ok(Templates::Unused);
+        match self.maker()? {
+            Maker::Unknown => Ok(Templates::Unused),
+            // The engine asks its template what the model takes, and no more.
+            Maker::Harmony => Ok(self.own_templates().unwrap_or(Templates::Unused)),
+            Maker::Template => self.own_templates(),
         }
+    }
+
+    fn own_templates(&self) -> Result<Templates, PromptError> {
         if let Some(path) = &self.spec.template {
             let default = compile(path, &read(path)?)?;
             return Ok(Templates::Some { default, with_tools: None });
@@ -204,20 +239,26 @@ impl<'a> Folder<'a> {
     }
 
     /// By config.json where there is one, else by the vocabulary.
-    fn is_rendered_by_code(&self) -> Result<bool, PromptError> {
+    fn maker(&self) -> Result<Maker, PromptError> {
         if self.path("tekken.json").exists() {
-            return Ok(true);
+            return Ok(Maker::Unknown);
         }
         let path = self.path("config.json");
         if path.exists() {
             let config = read_json(&path)?;
-            return Ok(RENDERED_BY_CODE.iter().any(|name| config["model_type"] == *name));
+            let named = &config["architectures"][0];
+            // The engine goes by the architecture, but for harmony.
+            let is = |(name, architecture, maker): &&(&str, &str, Maker)| {
+                let by_type = named.is_null() || *maker == Maker::Harmony;
+                if by_type { config["model_type"] == *name } else { named == architecture }
+            };
+            return Ok(BY_CODE.iter().find(is).map_or(Maker::Template, |(_, _, maker)| *maker));
         }
         let added = self.tokenizer["added_tokens"].as_array();
         let has = |token: &&str| {
             added.is_some_and(|added| added.iter().any(|known| known["content"] == **token))
         };
-        Ok(HARMONY.iter().all(has))
+        Ok(if harmony::TOKENS.iter().all(has) { Maker::Harmony } else { Maker::Template })
     }
 }
 

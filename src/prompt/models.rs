@@ -210,6 +210,13 @@ impl Models {
                 };
                 (ids.map_err(|_| Skip::Failed)?, exact, Some(text))
             }
+            Prompt::Pieces { pieces, exact } => {
+                let text = pieces.joined();
+                if limits.over_after(tokenizer::least_time(&text)) {
+                    return Err(Skip::Deadline);
+                }
+                (pieces.encode(&model.tokenizer).map_err(|_| Skip::Failed)?, exact, Some(text))
+            }
         };
         let text_len = text.as_ref().map_or(0, String::len);
         let text = text.filter(|_| want_text);

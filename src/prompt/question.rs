@@ -127,6 +127,7 @@ fn completion(request: &Request<'_>, limits: &Limits) -> Result<Found, Skip> {
             let tokenize = is_text && truncation.is_none() && !request.is_given("messages");
             Found::Text(api(tokenize), exact)
         }
+        Prompt::Pieces { exact, .. } => Found::Text(api(false), exact),
     })
 }
 
@@ -134,7 +135,7 @@ fn completion(request: &Request<'_>, limits: &Limits) -> Result<Found, Skip> {
 fn generated(request: &Request<'_>, limits: &Limits) -> Result<Found, Skip> {
     match generate::prompt(request, &whole(limits))? {
         Prompt::Ids { ids, exact, .. } => Ok(Found::Ids(ids, exact)),
-        Prompt::Text { .. } => Err(Skip::Unsupported),
+        Prompt::Text { .. } | Prompt::Pieces { .. } => Err(Skip::Unsupported),
     }
 }
 

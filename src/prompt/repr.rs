@@ -343,7 +343,6 @@ impl Dumps {
                 '\t' => out.push_str("\\t"),
                 '\u{8}' => out.push_str("\\b"),
                 '\u{c}' => out.push_str("\\f"),
-                '\u{7f}' => out.push(c),
                 c => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
                         out.push_str(&format!("\\u{unit:04x}"));

@@ -17,7 +17,7 @@ enum Kind {
 }
 
 /// The fields that are read or whose type is checked, by name; `true`: may be null.
-const FIELDS: [(&str, Kind, bool); 65] = [
+const FIELDS: [(&str, Kind, bool); 66] = [
     ("add_generation_prompt", Kind::Bool, false),
     ("add_special_tokens", Kind::Bool, false),
     ("background", Kind::Bool, true),
@@ -55,6 +55,7 @@ const FIELDS: [(&str, Kind, bool); 65] = [
     ("output_config", Kind::Any, true),
     ("parallel_tool_calls", Kind::Bool, true),
     ("presence_penalty", Kind::Float, true),
+    ("previous_input_messages", Kind::Any, true),
     ("previous_response_id", Kind::Str, true),
     ("priority", Kind::Int, false),
     ("prompt", Kind::Any, true),

@@ -16,16 +16,21 @@ use crate::types::Skip;
 /// Fields that are checked and say nothing of the prompt.
 const CHECKED: [&str; 6] = ["background", "max_output_tokens", "store", "stream", "top_k", "user"];
 
-const STATUSES: [&str; 3] = ["in_progress", "completed", "incomplete"];
+pub(crate) const STATUSES: [&str; 3] = ["in_progress", "completed", "incomplete"];
 
 pub(crate) fn prompt(model: &Model, request: &Request<'_>, job: &Job) -> Result<Prompt, Skip> {
-    let chat = read(model, request)?;
-    if let Some(ids) = chat::forwarded_ids(request, &chat.messages)? {
-        return Ok(ids);
-    }
-    let mut prompt = chat::render(model, chat, job)?;
+    let mut prompt = match model.harmony() {
+        Some(harmony) => harmony.responses(request, job)?,
+        None => {
+            let chat = read(model, request)?;
+            if let Some(ids) = chat::forwarded_ids(request, &chat.messages)? {
+                return Ok(ids);
+            }
+            chat::render(model, chat, job)?
+        }
+    };
     if truncates(request)?
-        && let Prompt::Text { exact: exact @ Exact::Yes, .. } = &mut prompt
+        && let exact @ Exact::Yes = prompt.exact_mut()
     {
         *exact = Exact::No("max_model_len");
     }
@@ -41,15 +46,21 @@ fn truncates(request: &Request<'_>) -> Result<bool, Skip> {
     }
 }
 
-fn read(model: &Model, request: &Request<'_>) -> Result<Chat, Skip> {
+/// What is checked whatever makes the prompt.
+pub(crate) fn check(request: &Request<'_>) -> Result<(), Skip> {
     request.check_types_of(&CHECKED)?;
     if request.is_given("prompt") {
         return Err(Skip::Refused);
     }
-    // What came before is kept by one engine.
-    if request.is_given("previous_response_id") {
+    // What came before is kept by one engine, or is in the shape of its own messages.
+    if request.is_given("previous_response_id") || request.is_given("previous_input_messages") {
         return Err(Skip::Unsupported);
     }
+    Ok(())
+}
+
+fn read(model: &Model, request: &Request<'_>) -> Result<Chat, Skip> {
+    check(request)?;
     let input = request.value("input")?.ok_or(Skip::Refused)?;
     let mut messages = Messages::default();
     if let Some(text) = request.str("instructions")?.filter(|text| !text.is_empty()) {
@@ -64,13 +75,16 @@ fn read(model: &Model, request: &Request<'_>) -> Result<Chat, Skip> {
         }
         _ => return Err(Skip::Refused),
     }
-    let mut own = arguments(request.value("chat_template_kwargs")?, effort(request)?)?;
+    let effort = effort(request)?;
+    let mut own = arguments(request.value("chat_template_kwargs")?, effort.clone())?;
     own.set("add_generation_prompt", Json::Bool(!continues));
     own.set("continue_final_message", Json::Bool(continues));
     let tools = tool_list(request)?;
     check_choice(request, tools.is_some())?;
     Ok(Chat {
         messages: Json::list(messages.0.into_iter().map(Json::dict).collect()),
+        tools: tools.clone(),
+        effort,
         kwargs: chat::merge(&model.template_kwargs, tools, own),
         // Unlike in chats: a template that begins with a BOS gets a second one.
         add_special_tokens: true,
@@ -85,7 +99,7 @@ fn is_partial(item: &Dict) -> bool {
         && matches!(field("status"), Some("in_progress" | "incomplete"))
 }
 
-fn effort(request: &Request<'_>) -> Result<Option<String>, Skip> {
+pub(crate) fn effort(request: &Request<'_>) -> Result<Option<String>, Skip> {
     let Some(reasoning) = request.value("reasoning")? else { return Ok(None) };
     Ok(text(object(&reasoning)?, "effort")?.map(|effort| effort.to_string()))
 }
@@ -216,20 +230,22 @@ fn reasoning(item: &Dict) -> Result<Json, Skip> {
     if text(item, "encrypted_content")?.is_some_and(|text| !text.is_empty()) {
         return Err(Skip::Refused);
     }
-    let texts = |value: &Json, kind: &str| -> Result<Vec<Json>, Skip> {
-        let text = |part: &Json| {
-            let part = object(part)?;
-            choice(part, "type", &[kind])?.ok_or(Skip::Refused)?;
-            Ok(Json::Str(required_text(part, "text")?.clone()))
-        };
-        value.as_list().ok_or(Skip::Refused)?.iter().map(text).collect()
-    };
     let summary = texts(item.get("summary").ok_or(Skip::Refused)?, "summary_text")?;
     let content = match item.given("content") {
         Some(content) => texts(content, "reasoning_text")?,
         None => Vec::new(),
     };
     Ok(content.into_iter().chain(summary).next().unwrap_or_else(|| Json::str("")))
+}
+
+/// The texts of parts that are all of one kind.
+pub(crate) fn texts(parts: &Json, kind: &str) -> Result<Vec<Json>, Skip> {
+    let text = |part: &Json| {
+        let part = object(part)?;
+        choice(part, "type", &[kind])?.ok_or(Skip::Refused)?;
+        Ok(Json::Str(required_text(part, "text")?.clone()))
+    };
+    parts.as_list().ok_or(Skip::Refused)?.iter().map(text).collect()
 }
 
 fn function_call(item: &Dict) -> Result<Json, Skip> {
@@ -322,7 +338,7 @@ fn namespace(tool: &Dict, functions: &mut Vec<Json>) -> Result<(), Skip> {
     Ok(())
 }
 
-fn check_choice(request: &Request<'_>, tools: bool) -> Result<(), Skip> {
+pub(crate) fn check_choice(request: &Request<'_>, tools: bool) -> Result<(), Skip> {
     match request.value("tool_choice")? {
         None => Ok(()),
         Some(Json::Str(choice)) => match &*choice {

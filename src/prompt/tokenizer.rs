@@ -36,6 +36,28 @@ impl Tokenizer {
         Ok(Tokenizer::Reference(Box::new(reference)))
     }
 
+    /// The id of an added token.
+    pub fn id(&self, token: &str) -> Result<TokenId, String> {
+        let id = match self {
+            Tokenizer::Fast(fast) => fast.token_to_id(token),
+            Tokenizer::Reference(reference) => reference.token_to_id(token),
+        };
+        id.ok_or_else(|| format!("no token \"{token}\""))
+    }
+
+    /// Encodes a text in which the names of added tokens are text like any other.
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<TokenId>, String> {
+        match self {
+            Tokenizer::Fast(fast) => fast.encode_ordinary(text).map_err(|error| error.to_string()),
+            Tokenizer::Reference(_) => Err("names of tokens cannot be text".to_owned()),
+        }
+    }
+
+    /// Whether [`Tokenizer::encode_plain`] works.
+    pub fn has_plain(&self) -> bool {
+        matches!(self, Tokenizer::Fast(_))
+    }
+
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<TokenId>, String> {
         match self {
             Tokenizer::Fast(fast) => fast

@@ -19,13 +19,17 @@ enum Side {
 }
 
 impl Truncation {
+    /// Refuses what the engine refuses even where it cuts nothing.
+    pub fn check(request: &Request<'_>) -> Result<(), Skip> {
+        side(request)?;
+        match request.int("truncate_prompt_tokens")? {
+            Some(keep) if keep < -1 => Err(Skip::Refused),
+            _ => Ok(()),
+        }
+    }
+
     pub fn read(request: &Request<'_>) -> Result<Option<Truncation>, Skip> {
-        let side = match request.str("truncation_side")?.as_deref() {
-            None => None,
-            Some("left") => Some(Side::Left),
-            Some("right") => Some(Side::Right),
-            Some(_) => return Err(Skip::Refused),
-        };
+        let side = side(request)?;
         match request.int("truncate_prompt_tokens")? {
             None => Ok(None),
             Some(keep) if keep > 0 => {
@@ -66,5 +70,14 @@ impl Truncation {
         let over = ids.len() - self.keep;
         let Some(kept) = plain.get(over..) else { return Err("nothing is left".to_owned()) };
         Ok([&ids[..before], kept, &ids[before + plain.len()..]].concat())
+    }
+}
+
+fn side(request: &Request<'_>) -> Result<Option<Side>, Skip> {
+    match request.str("truncation_side")?.as_deref() {
+        None => Ok(None),
+        Some("left") => Ok(Some(Side::Left)),
+        Some("right") => Ok(Some(Side::Right)),
+        Some(_) => Err(Skip::Refused),
     }
 }

@@ -76,7 +76,7 @@ pub(crate) fn has_media(messages: &Json) -> bool {
         .any(|content| content.as_list().is_some_and(|parts| parts.iter().any(is_media)))
 }
 
-fn is_media(part: &Dict) -> bool {
+pub(crate) fn is_media(part: &Dict) -> bool {
     let kind = part.get("type").and_then(Json::as_str);
     MEDIA.iter().any(|field| part.get(field).is_some() || kind == Some(field))
 }
@@ -119,7 +119,7 @@ fn convert(message: &Dict, format: ContentFormat, room: &mut Room) -> Result<Dic
     Ok(out)
 }
 
-fn check_fields(message: &Dict, role: &str) -> Result<(), Skip> {
+pub(crate) fn check_fields(message: &Dict, role: &str) -> Result<(), Skip> {
     let is_str = |name: &str, null: bool| match message.get(name) {
         None | Some(Json::Str(_)) => true,
         Some(Json::Null) => null,
