@@ -52,13 +52,14 @@ unsafe fn enter(r: *mut ngx_http_request_t) -> ngx_int_t {
         let Some(context) = Context::attach(r) else { return DECLINED };
         match context.stage {
             Stage::New => {}
-            Stage::Reading | Stage::Waiting(_) => return NGX_AGAIN as ngx_int_t,
+            // The phases rest while nginx reads. They run again where it could not read the body
+            // and an error_page leads the request elsewhere.
+            Stage::Reading => return skip(context, Skip::NoBody),
+            Stage::Waiting(_) => return NGX_AGAIN as ngx_int_t,
             Stage::Done => return DECLINED,
         }
-        if let Err(skip) = endpoint(r) {
-            context.prompt = Err(skip);
-            context.stage = Stage::Done;
-            return DECLINED;
+        if let Err(reason) = endpoint(r) {
+            return skip(context, reason);
         }
         context.stage = Stage::Reading;
         let rc = ngx_http_read_client_request_body(r, Some(body_is_read));
@@ -69,6 +70,13 @@ unsafe fn enter(r: *mut ngx_http_request_t) -> ngx_int_t {
         ngx_http_finalize_request(r, NGX_DONE as ngx_int_t);
         NGX_DONE as ngx_int_t
     }
+}
+
+/// Leaves a request to the load alone.
+fn skip(context: &mut Context, reason: Skip) -> ngx_int_t {
+    context.prompt = Err(reason);
+    context.stage = Stage::Done;
+    DECLINED
 }
 
 /// The API that a request speaks, by method and path.
