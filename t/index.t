@@ -63,7 +63,7 @@ my $answer = get(INDEX);
 is($answer->{status}, 200, 'answered');
 is($answer->{headers}{'content-type'}, 'application/json', 'as JSON');
 my $page = $answer->{json};
-is(members($page), 'block_count blocks differences models requests servers status zone', 'what it shows');
+is(members($page), 'block_count blocks differences models requests servers status writer zone', 'what it shows');
 is($page->{status}, 'active', 'somebody follows the engines');
 is_deeply($page->{models}, ['tiny', 'other'], 'the models, no aliases');
 is("$page->{block_count} @{ $page->{blocks} }", '0 ', 'no blocks');

@@ -17,8 +17,8 @@ use super::{explain, guard};
 use crate::load::Rows;
 use crate::lookup;
 use crate::shared::{
-    Counter, Difference, Dropped, MAX_SERVERS, Mode, ModelKey, Sample, ServerField, ServerRow,
-    TrustField, TrustRow,
+    Counter, Difference, Dropped, MAX_SERVERS, Mode, ModelKey, ProcessId, Sample, ServerField,
+    ServerRow, TrustField, TrustRow,
 };
 use crate::trust;
 use crate::types::{ServerId, Skip, Tier};
@@ -56,10 +56,7 @@ pub unsafe extern "C" fn handler(r: *mut ngx_http_request_t) -> ngx_int_t {
 unsafe fn state(r: *mut ngx_http_request_t, process: &Process, tokens: bool) -> Value {
     let stats = process.index.stats();
     let zone = process.zone;
-    let status = match zone.lease().holder() {
-        Some(holder) if holder.is_alive() => "active",
-        _ => "no_writer",
-    };
+    let writer = zone.lease().holder().filter(|holder| holder.is_alive());
     // SAFETY: the request is live.
     let (main, wanted, limit) = unsafe {
         let limit = argument(r, "limit").and_then(|n| n.parse().ok()).unwrap_or(DEFAULT_LIMIT);
@@ -86,7 +83,8 @@ unsafe fn state(r: *mut ngx_http_request_t, process: &Process, tokens: bool) -> 
     let blocks: Vec<Value> =
         zone.samples().newest().take(limit).filter_map(|s| block(process, &s, tokens)).collect();
     json!({
-        "status": status,
+        "status": if writer.is_some() { "active" } else { "no_writer" },
+        "writer": { "pid": writer.map(ProcessId::pid), "changes": zone.lease().generation() },
         "block_count": stats.blocks,
         "models": process.models.names().collect::<Vec<_>>(),
         "zone": {

@@ -68,6 +68,19 @@ impl fmt::Display for Failure {
     }
 }
 
+/// An answer that did not come whole, with what came of it.
+#[derive(Debug)]
+pub struct Broken {
+    pub failure: Failure,
+    pub answer: Answer,
+}
+
+impl From<Failure> for Broken {
+    fn from(failure: Failure) -> Broken {
+        Broken { failure, answer: Answer::default() }
+    }
+}
+
 pub struct Client {
     address: String,
     connection: Option<TcpStream>,
@@ -83,15 +96,15 @@ impl Client {
 
     /// None where the client went away as it was told to. A kept connection that the server closed
     /// while it was idle is no failure: the request goes on a new one.
-    pub fn send(&mut self, request: &Request<'_>) -> Result<Option<Answer>, Failure> {
+    pub fn send(&mut self, request: &Request<'_>) -> Result<Option<Answer>, Broken> {
         let reused = self.connection.is_some();
         match self.attempt(request) {
-            Err(Failure::NoAnswer) if reused => self.attempt(request),
+            Err(Broken { failure: Failure::NoAnswer, .. }) if reused => self.attempt(request),
             result => result,
         }
     }
 
-    fn attempt(&mut self, request: &Request<'_>) -> Result<Option<Answer>, Failure> {
+    fn attempt(&mut self, request: &Request<'_>) -> Result<Option<Answer>, Broken> {
         let mut stream = match self.connection.take() {
             Some(stream) => stream,
             None => connect(&self.address).map_err(|_| Failure::Connect)?,
@@ -106,8 +119,10 @@ impl Client {
         let mut answer = self.read_head(&mut stream)?;
         let keep = answer.header("connection").is_none_or(|value| value != "close");
         let stop = request.abort == Abort::MidAnswer;
-        if !self.read_body(&mut stream, &mut answer, start, stop)? {
-            return Ok(None);
+        match self.read_body(&mut stream, &mut answer, start, stop) {
+            Ok(true) => {}
+            Ok(false) => return Ok(None),
+            Err(failure) => return Err(Broken { failure, answer }),
         }
         answer.total = start.elapsed();
         if keep {

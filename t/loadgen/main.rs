@@ -6,11 +6,13 @@
 //! | `mixed` | a seeded schedule of all that clients do, going away included |
 //! | `latency` | equal requests through several ways in turn |
 //! | `run` | workers, pace, progress |
+//! | `blame` | which failures the faults of a run explain |
 //! | `client` | one connection |
 //! | `report` | records → JSON and tables |
 //! | `text` | seeded randomness and words |
 #![forbid(unsafe_code)]
 
+mod blame;
 mod chat;
 mod client;
 mod latency;
@@ -22,13 +24,14 @@ mod text;
 use std::collections::HashMap;
 use std::error::Error;
 use std::fs;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 
 use serde_json::Value;
 
 const USAGE: &str = "usage: loadgen chat|mixed|latency [option value]...
-       loadgen compare|newly-failed FILE...
+       loadgen compare|newly-failed|blame FILE...
 
 chat: sessions of several turns
   --url URL            http://127.0.0.1:8080
@@ -44,6 +47,7 @@ chat: sessions of several turns
   --completions PART   of the sessions that are no chat     0
   --concurrency N      16
   --rate N             requests/s, Poisson                  as fast as they are answered
+  --until FILE         ends early, once there is such a file
   --progress 0|1       1
   --json FILE          writes the summary
   --records FILE       writes what became of each request, one JSON object a line
@@ -55,7 +59,9 @@ latency: equal requests through several ways in turn
   --prompt-tokens N,N  6000
   --requests N         200
 compare: summaries side by side
-newly-failed: what failed in the second run alone, one `id kind at error` a line";
+newly-failed: what failed in the second run alone, one `id kind at error` a line
+blame: a list of faults, then files of --records: how many requests failed, and why; prints those
+  that no fault explains";
 
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
@@ -70,6 +76,7 @@ fn main() -> ExitCode {
             true
         }),
         "newly-failed" => newly_failed(&rest),
+        "blame" => blame_faults(&rest),
         "--help" | "-h" => {
             println!("{USAGE}");
             return ExitCode::SUCCESS;
@@ -144,6 +151,7 @@ impl Options {
             concurrency: self.number("--concurrency", 16)?,
             rate: (rate > 0.0).then_some(rate),
             seed: self.number("--seed", 1)?,
+            until: self.values.get("--until").map(PathBuf::from),
             progress: progress.then(|| self.text("--label", "run")),
         })
     }
@@ -225,6 +233,20 @@ fn newly_failed(files: &[String]) -> Result<bool> {
     let failed = report::newly_failed(before, after);
     failed.iter().for_each(|line| println!("{line}"));
     Ok(failed.is_empty())
+}
+
+/// True where the faults explain all that failed.
+fn blame_faults(files: &[String]) -> Result<bool> {
+    let [faults, records @ ..] = files else { return Err("a list of faults is wanted".into()) };
+    let read = |file: &String| fs::read_to_string(file).map_err(|error| format!("{file}: {error}"));
+    let faults = blame::faults(&read(faults)?)?;
+    let mut tally = blame::Tally::default();
+    for file in records {
+        tally.add(&faults, &read(file)?)?;
+    }
+    tally.unexplained.iter().for_each(|line| println!("{line}"));
+    println!("{}", tally.line());
+    Ok(tally.unexplained.is_empty())
 }
 
 fn summaries(files: &[String]) -> Result<Vec<Value>> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::client::{Answer, Failure};
+use crate::client::{Answer, Broken};
 
 /// One request and what became of it.
 #[derive(Clone, Debug, Default)]
@@ -19,10 +19,13 @@ pub struct Record {
     pub total: f64,
     /// Seconds from the start of the run to the request's end.
     pub at: f64,
+    /// The same moment as seconds since 1970.
+    pub ended: f64,
     pub prompt: u64,
     pub cached: Option<u64>,
-    /// Who answered.
+    /// Who answered, and the process id of the nginx worker in between, where it tells.
     pub server: Option<String>,
+    pub worker: Option<String>,
     /// `$kvc_aware_status` and `$kvc_aware_matched_tokens`, where the gateway tells them.
     pub status: Option<String>,
     pub matched: Option<u64>,
@@ -36,13 +39,16 @@ impl Record {
         id: usize,
         kind: &'static str,
         expected: u16,
-        result: Result<Option<Answer>, Failure>,
+        result: Result<Option<Answer>, Broken>,
     ) -> Record {
         let mut record = Record { id, kind, ..Record::default() };
         match result {
             Ok(Some(answer)) => record.read(&answer, expected),
             Ok(None) => {}
-            Err(failure) => record.error = Some(failure.to_string()),
+            Err(broken) => {
+                record.read_headers(&broken.answer);
+                record.error = Some(broken.failure.to_string());
+            }
         }
         record
     }
@@ -53,6 +59,7 @@ impl Record {
             "id": self.id,
             "kind": self.kind,
             "at": self.at,
+            "ended": self.ended,
             "ttft": self.ttft,
             "total": self.total,
             "prompt": self.prompt,
@@ -60,17 +67,23 @@ impl Record {
             "matched": self.matched,
             "status": self.status,
             "server": self.server,
+            "worker": self.worker,
             "error": self.error,
         })
         .to_string()
     }
 
-    fn read(&mut self, answer: &Answer, expected: u16) {
-        self.total = answer.total.as_secs_f64();
+    fn read_headers(&mut self, answer: &Answer) {
         let address = answer.header("x-mock-engine").or(answer.header("x-upstream"));
         self.server = address.map(str::to_owned);
+        self.worker = answer.header("x-worker").map(str::to_owned);
         self.status = answer.header("x-kvc-status").map(str::to_owned);
         self.matched = answer.header("x-kvc-matched-tokens").and_then(|value| value.parse().ok());
+    }
+
+    fn read(&mut self, answer: &Answer, expected: u16) {
+        self.total = answer.total.as_secs_f64();
+        self.read_headers(answer);
         if answer.status != expected {
             self.error = Some(format!("status {}", answer.status));
             return;

@@ -1,10 +1,11 @@
 //! Workers, each with a connection of its own, that do one request after another.
 
 use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
 
@@ -32,6 +33,8 @@ pub struct Pace {
     /// Requests a second, at random intervals; none: as soon as a worker is free.
     pub rate: Option<f64>,
     pub seed: u64,
+    /// Once there is such a file, nothing more is sent.
+    pub until: Option<PathBuf>,
     pub progress: Option<String>,
 }
 
@@ -41,6 +44,7 @@ struct Shared<S> {
     done: AtomicUsize,
     failed: AtomicUsize,
     over: AtomicBool,
+    until: Option<PathBuf>,
     start: Instant,
 }
 
@@ -77,6 +81,7 @@ pub fn run<S: Schedule + 'static>(
         done: AtomicUsize::new(0),
         failed: AtomicUsize::new(0),
         over: AtomicBool::new(false),
+        until: pace.until.clone(),
         start,
     });
     let mut workers = Vec::new();
@@ -106,7 +111,7 @@ fn work<S: Schedule>(
     client: &mut Client,
     act: fn(&mut Client, &mut S::Item) -> Record,
 ) {
-    loop {
+    while !shared.until.as_ref().is_some_and(|file| file.exists()) {
         let (item, due) = {
             let mut schedule = shared.schedule.lock();
             if schedule.0.left() == 0 {
@@ -125,6 +130,7 @@ fn work<S: Schedule>(
         thread::sleep(due.saturating_duration_since(Instant::now()));
         let mut item = item;
         let mut record = act(client, &mut item);
+        record.ended = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs_f64();
         record.at = shared.start.elapsed().as_secs_f64();
         shared.done.fetch_add(1, Ordering::Relaxed);
         shared.failed.fetch_add(usize::from(record.error.is_some()), Ordering::Relaxed);

@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 
 use super::oracle::{self, Oracle, SERVERS, assert_equal, lookup, op, overlap, path, step, tips};
 use crate::index::{Index, Writer};
@@ -59,4 +61,38 @@ proptest! {
         prop_assert_eq!((stats.blocks, stats.entries), (0, 0));
         prop_assert_eq!(stats.used_bytes, empty, "something leaked");
     }
+}
+
+/// One long script, where a case of the above is a short one. `KVC_RANDOM_EVENTS` (default 10,000)
+/// and `KVC_RANDOM_SEED` are from the environment.
+#[test]
+fn random_events() {
+    const SHARE: u64 = 16;
+    let number = |name: &str, default: u64| {
+        std::env::var(name).map_or(default, |value| value.parse().expect(name))
+    };
+    let (count, seed) = (number("KVC_RANDOM_EVENTS", 10_000), number("KVC_RANDOM_SEED", 1));
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+    let mut runner = TestRunner::new_with_rng(ProptestConfig::default(), rng);
+    let strategy = op(true);
+    let words = oracle::words(12_000);
+    Index::format(&words).unwrap();
+    let (mut writer, _) = Writer::attach(&words).unwrap();
+    let empty = writer.index().stats().used_bytes;
+    let mut oracle = Oracle::default();
+    for at in 0..count {
+        let op = strategy.new_tree(&mut runner).unwrap().current();
+        let (want, got) = step(&op, &mut oracle, &mut writer);
+        assert_eq!(want, got, "event {at} of seed {seed}: {op:?}");
+        if at % SHARE == 0 || at + 1 == count {
+            assert_equal(&oracle, &writer);
+        }
+    }
+    for server in 0..SERVERS {
+        writer.clear(ServerId(server));
+    }
+    assert_eq!(writer.index().stats().used_bytes, empty, "something leaked");
+    println!("random events: {count}, differences: 0");
 }
