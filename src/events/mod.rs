@@ -14,13 +14,15 @@
 //! | `checker` | which blocks prompts must leave, against which they do |
 //! | `learn` | what workers routed → blocks of servers without events |
 //! | `link` | one server's connection: sockets → flow → apply |
-//! | `subscriber` | the thread: lease, links, reaping |
+//! | `fleet` | all servers, which may come and go |
+//! | `subscriber` | the thread: lease, turns, reaping |
 #![forbid(unsafe_code)]
 
 mod apply;
 #[cfg(test)]
 mod captures;
 mod checker;
+mod fleet;
 mod flow;
 mod learn;
 mod link;

@@ -16,7 +16,7 @@ use super::choice::Choice;
 use super::conf::{keep, upstream_conf_mut};
 use super::context::Context;
 use super::guard;
-use super::peers::{self, Locked, Peer, Peers};
+use super::peers::{self, Locked, Peer};
 
 /// Stale connections that one request may meet before it is left to nginx's own rules.
 const MAX_STALE: usize = 8;
@@ -33,29 +33,11 @@ pub unsafe extern "C" fn init_upstream(
             }
             (*upstream).peer.init = Some(init_peer);
             if let Some(conf) = upstream_conf_mut(upstream) {
-                conf.peers = Some(names(peers::of(upstream)));
+                conf.peers = Some(peers::names(upstream));
             }
         }
         NGX_OK as ngx_int_t
     })
-}
-
-unsafe fn names(first: *mut Peers) -> Vec<String> {
-    let mut names: Vec<String> = Vec::new();
-    let mut list = first;
-    while !list.is_null() {
-        // SAFETY: fresh lists of this process, primaries and then backups.
-        unsafe {
-            for (_, peer) in peers::each(list) {
-                let name = String::from_utf8_lossy((*peer).name.as_bytes()).into_owned();
-                if !names.contains(&name) {
-                    names.push(name);
-                }
-            }
-            list = (*list).next;
-        }
-    }
-    names
 }
 
 /// What a request carries through the choice; round robin's own part comes first, since its

@@ -11,7 +11,7 @@ use nginx_sys::{
 use serde_json::{Map, Value, json};
 
 use super::conf::{UpstreamConf, balanced, location_conf, request_main_conf};
-use super::peers::{self, Locked};
+use super::peers;
 use super::process::{self, Process};
 use super::{explain, guard};
 use crate::load::Rows;
@@ -70,7 +70,7 @@ unsafe fn state(r: *mut ngx_http_request_t, process: &Process, tokens: bool) -> 
         .filter(|conf| wanted.as_ref().is_none_or(|wanted| *wanted == conf.name))
         .flat_map(|conf| {
             // SAFETY: the upstream is live.
-            let names = unsafe { live_names(conf) };
+            let names = unsafe { peers::names(conf.upstream) };
             names.into_iter().map(move |peer| (conf, peer))
         })
         .flat_map(|(conf, peer)| {
@@ -257,23 +257,6 @@ pub unsafe fn upstreams<'a>(r: *mut ngx_http_request_t) -> impl Iterator<Item = 
         let slot = ngx_http_upstream_module.ctx_index;
         balanced((*(*r).main_conf.add(slot)).cast::<ngx_http_upstream_main_conf_t>())
     }
-}
-
-/// Names of an upstream's peers as they are now, backups too.
-unsafe fn live_names(conf: &UpstreamConf) -> Vec<String> {
-    let mut names = Vec::new();
-    // SAFETY: the caller's upstream is live; each list is locked while it is looked at.
-    unsafe {
-        let mut list = peers::of(conf.upstream);
-        while !list.is_null() {
-            let _lock = Locked::read(list);
-            for (_, peer) in peers::each(list) {
-                names.push(String::from_utf8_lossy((*peer).name.as_bytes()).into_owned());
-            }
-            list = (*list).next;
-        }
-    }
-    names
 }
 
 /// An argument of the query, percent-decoded.

@@ -20,6 +20,7 @@
 //! | `booking` | what a choice changes: loads, counters, what is learned and looked out for |
 //! | `peers` | nginx's own peers: iteration, locks, usability |
 //! | `filter` | what an answer tells: its first token, the usage report |
+//! | `following` | whose events are followed: the peers as they are now |
 //! | `variables` | `$kvc_aware_*` |
 //! | `index_page`, `explain` | `kvc_aware_index` |
 //! | `log` | one macro for all log lines |
@@ -35,6 +36,7 @@ mod context;
 mod directives;
 mod explain;
 mod filter;
+mod following;
 mod index_page;
 mod jobs;
 mod log;

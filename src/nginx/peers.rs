@@ -1,5 +1,7 @@
 //! nginx's own peers: iteration, locks, usability.
 
+use std::collections::HashSet;
+
 use nginx_sys::{
     ngx_http_upstream_rr_peer_t, ngx_http_upstream_rr_peers_t, ngx_http_upstream_srv_conf_t,
     ngx_rwlock_rlock, ngx_rwlock_unlock, ngx_rwlock_wlock, ngx_time,
@@ -72,6 +74,38 @@ pub unsafe fn each(peers: *mut Peers) -> impl Iterator<Item = (usize, *mut Peer)
 pub unsafe fn of(upstream: *mut ngx_http_upstream_srv_conf_t) -> *mut Peers {
     // SAFETY: round robin's init put the list there; `zone` replaced it by one in shared memory.
     unsafe { (*upstream).peer.data.cast() }
+}
+
+/// Names of an upstream's peers as they are now, backups too.
+///
+/// # Safety
+/// As for [`of`], and no list of the upstream is locked by the caller.
+pub unsafe fn names(upstream: *mut ngx_http_upstream_srv_conf_t) -> Vec<String> {
+    let (mut names, mut seen) = (Vec::new(), HashSet::new());
+    // SAFETY: the caller's; each list is locked while it is looked at.
+    unsafe {
+        let mut list = of(upstream);
+        while !list.is_null() {
+            let _lock = Locked::read(list);
+            for (_, peer) in each(list) {
+                let name = String::from_utf8_lossy((*peer).name.as_bytes()).into_owned();
+                if seen.insert(name.clone()) {
+                    names.push(name);
+                }
+            }
+            list = (*list).next;
+        }
+    }
+    names
+}
+
+/// Whether the upstream's peers are shared by all workers, and may change.
+///
+/// # Safety
+/// As for [`of`].
+pub unsafe fn are_shared(upstream: *mut ngx_http_upstream_srv_conf_t) -> bool {
+    // SAFETY: the caller's.
+    unsafe { of(upstream).as_ref() }.is_some_and(|peers| !peers.shpool.is_null())
 }
 
 /// Whether nginx would send a request to a peer now.

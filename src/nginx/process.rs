@@ -11,13 +11,13 @@ use nginx_sys::{
 };
 use ngx::http::HttpModuleConfExt;
 
-use super::conf::{EventsConf, MainConf, UpstreamConf, balanced};
+use super::conf::{MainConf, UpstreamConf, balanced};
+use super::following::{self, Following, endpoint_of};
 use super::guard;
-use super::jobs::{Jobs, masked};
+use super::jobs::Jobs;
 use super::log::{cycle_log, log};
 use super::module::ngx_http_kvc_aware_module;
 use super::zone;
-use crate::events::{ServerEndpoint, Subscriber, SubscriberConfig};
 use crate::index::Index;
 use crate::load::LoadTable;
 use crate::lookup::Scratch;
@@ -35,26 +35,38 @@ pub struct Process {
     keys: Vec<ModelKey>,
     pub jobs: Jobs,
     pub scratch: RefCell<Scratch>,
-    subscriber: RefCell<Option<Subscriber>>,
+    /// In the process that follows the engines' events.
+    pub following: RefCell<Option<Box<Following>>>,
     /// Rows by peer name: asked for each peer of each request.
-    servers: RefCell<HashMap<Vec<u8>, Rc<[ServerId]>>>,
+    servers: RefCell<HashMap<Vec<u8>, Known>>,
     upstreams: RefCell<HashMap<String, UpstreamRow<'static>>>,
     /// It was said that ranks are not named.
     loose: Cell<bool>,
 }
 
+/// The rows of a peer, and what tells whether they are still its own.
+struct Known {
+    ids: Rc<[ServerId]>,
+    keys: Vec<u64>,
+}
+
 impl Process {
-    /// The rows of a peer, one for each data-parallel rank; claimed if the name is new. Empty if
-    /// the zone has no room left.
+    /// The rows of a peer, one for each data-parallel rank; claimed if there are none. Empty if the
+    /// zone has no room left.
     pub fn servers(&self, conf: &UpstreamConf, peer: &[u8]) -> Rc<[ServerId]> {
-        if let Some(ids) = self.servers.borrow().get(peer) {
-            return Rc::clone(ids);
+        let rows = self.zone.servers();
+        if let Some(known) = self.servers.borrow().get(peer) {
+            let mut both = known.ids.iter().zip(&known.keys);
+            if both.all(|(id, key)| rows.key(*id) == *key) {
+                return Rc::clone(&known.ids);
+            }
         }
         let name = String::from_utf8_lossy(peer);
-        let ranks = endpoint_of(conf, &name).ranks;
-        let claimed = (0..ranks).map(|rank| self.zone.servers().claim(&name, rank));
+        let claimed = (0..endpoint_of(conf, &name).ranks).map(|rank| rows.claim(&name, rank));
         let Ok(ids) = claimed.collect::<Result<Rc<[ServerId]>, _>>() else { return Rc::new([]) };
-        self.servers.borrow_mut().insert(peer.to_vec(), Rc::clone(&ids));
+        let keys = ids.iter().map(|id| rows.key(*id)).collect();
+        let known = Known { ids: Rc::clone(&ids), keys };
+        self.servers.borrow_mut().insert(peer.to_vec(), known);
         ids
     }
 
@@ -139,7 +151,7 @@ pub unsafe extern "C" fn init(cycle: *mut ngx_cycle_t) -> ngx_int_t {
         // SAFETY: as above.
         if unsafe { ngx_worker } == 0 {
             // SAFETY: the cycle is live.
-            subscribe(unsafe { peers_of_all(cycle) });
+            following::start(unsafe { upstreams(cycle) });
         }
     });
     NGX_OK as ngx_int_t
@@ -180,162 +192,30 @@ fn start(conf: &MainConf, zone: Zone<'static>) -> Result<Process, String> {
         keys,
         jobs,
         scratch: RefCell::default(),
-        subscriber: RefCell::default(),
+        following: RefCell::default(),
         servers: RefCell::default(),
         upstreams: RefCell::default(),
         loose: Cell::default(),
     })
 }
 
-/// Starts the thread that follows the engines' events. Each cycle's first worker does; the newest
-/// gets the lease.
-fn subscribe(peers: Vec<(&UpstreamConf, String)>) {
-    let Some(process) = get() else { return };
-    let servers = peers
-        .into_iter()
-        .flat_map(|(conf, address)| {
-            let endpoint = endpoint_of(conf, &address);
-            let ids = process.servers(conf, address.as_bytes());
-            let ranks: Vec<(u32, ServerId)> = (0..).zip(ids.iter().copied()).collect();
-            ranks.into_iter().map(move |(rank, id)| ServerEndpoint {
-                id,
-                address: address.clone(),
-                rank,
-                events: endpoint.events.as_ref().map(|events| at_rank(events, rank)),
-                replay: endpoint.replay.as_ref().map(|replay| at_rank(replay, rank)),
-                topic: endpoint.topic.clone(),
-                block_size: conf.block_size(),
-            })
-        })
-        .collect();
-    let mailbox = process.jobs.mailbox();
-    let log = Arc::new(move |level, text: String| mailbox.line(level, text));
-    match masked(|| Subscriber::start(SubscriberConfig { servers, log }, process.zone)) {
-        Ok(subscriber) => *process.subscriber.borrow_mut() = Some(subscriber),
-        Err(error) => log!(ERR, cycle_log(), "kvc_aware: no events: {error}"),
-    }
-}
-
-/// Where one server publishes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Endpoint {
-    /// Of rank 0; `None` if nowhere.
-    pub events: Option<String>,
-    pub replay: Option<String>,
-    pub topic: String,
-    /// Data-parallel ranks, at least 1.
-    pub ranks: u32,
-}
-
-/// Where a peer of an upstream publishes, as the configuration says.
-pub fn endpoint_of(upstream: &UpstreamConf, peer: &str) -> Endpoint {
-    let own = upstream.server(peer);
-    let (port, replay_port, topic, ranks) = match &upstream.events {
-        Some(EventsConf::Ports { port, replay_port, topic, ranks }) => {
-            (Some(*port), *replay_port, topic.clone(), *ranks)
-        }
-        _ => (None, None, String::new(), 1),
-    };
-    let ranks = own.and_then(|server| server.ranks).unwrap_or(ranks);
-    if let Some(server) = own.filter(|server| server.events.is_some()) {
-        let (events, replay) = (server.events.clone(), server.replay.clone());
-        return Endpoint { events, replay, topic, ranks };
-    }
-    // "10.0.0.1:8000" and "[fd00::1]:8000"; a unix socket has no port of its own.
-    let host = peer.rsplit_once(':').map(|(host, _)| host).filter(|host| *host != "unix");
-    let at = |port: Option<u16>| Some(format!("tcp://{}:{}", host?, port?));
-    Endpoint { events: at(port), replay: at(replay_port), topic, ranks }
-}
-
-/// An endpoint of rank 0 as it is for another: engines count ports up.
-fn at_rank(endpoint: &str, rank: u32) -> String {
-    let counted = endpoint.rsplit_once(':').and_then(|(host, port)| {
-        let port = port.parse::<u32>().ok().filter(|_| rank > 0)?;
-        Some(format!("{host}:{}", port + rank))
-    });
-    counted.unwrap_or_else(|| endpoint.to_owned())
-}
-
-unsafe fn peers_of_all<'a>(cycle: *mut ngx_cycle_t) -> Vec<(&'a UpstreamConf, String)> {
-    // SAFETY: the upstream module is part of every http; its main configuration is live.
-    let upstreams = unsafe {
+/// All upstreams of the cycle that the module balances.
+unsafe fn upstreams(cycle: *mut ngx_cycle_t) -> Vec<&'static UpstreamConf> {
+    // SAFETY: the upstream module is part of every http; its main configuration is live as long
+    // as the process handles requests.
+    unsafe {
         let module = &raw const nginx_sys::ngx_http_upstream_module;
-        match (*cycle).http_main_conf_unchecked(&*module) {
-            Some(main) => balanced(main.as_ptr()),
-            None => return Vec::new(),
-        }
-    };
-    let mut found: Vec<(&UpstreamConf, String)> = Vec::new();
-    for upstream in upstreams {
-        for peer in upstream.peers() {
-            if !found.iter().any(|(_, name)| name == peer) {
-                found.push((upstream, peer.clone()));
-            }
-        }
+        let main = (*cycle).http_main_conf_unchecked(&*module);
+        main.map_or_else(Vec::new, |main| balanced(main.as_ptr()).collect())
     }
-    found
 }
 
 pub unsafe extern "C" fn exit(_cycle: *mut ngx_cycle_t) {
     guard((), || {
         // SAFETY: the main thread, after the last request.
         let Some(mut process) = (unsafe { (*PROCESS.0.get()).take() }) else { return };
-        if let Some(subscriber) = process.subscriber.take() {
-            subscriber.stop();
-        }
+        drop(process.following.take());
         process.jobs.stop();
         process.loads.release();
     });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::nginx::conf::{Place, ServerConf};
-
-    fn upstream(events: Option<EventsConf>) -> UpstreamConf {
-        let server = ServerConf {
-            address: "b".into(),
-            names: vec!["10.0.0.2:8000".into()],
-            id: None,
-            events: Some("tcp://10.0.0.9:6001".into()),
-            replay: None,
-            ranks: None,
-            place: Place::default(),
-        };
-        UpstreamConf { events, servers: vec![server], ..Default::default() }
-    }
-
-    #[test]
-    fn endpoints_follow_the_peer_unless_a_server_says_otherwise() {
-        let ports = EventsConf::Ports {
-            port: 5557,
-            replay_port: Some(5558),
-            topic: "kv@".into(),
-            ranks: 4,
-        };
-        let mut with = upstream(Some(ports));
-        let of = |conf: &UpstreamConf, peer| {
-            let Endpoint { events, replay, ranks, .. } = endpoint_of(conf, peer);
-            (events, replay, ranks)
-        };
-        let tcp = |text: &str| Some(format!("tcp://{text}"));
-        let both = |host: &str| (tcp(&format!("{host}:5557")), tcp(&format!("{host}:5558")), 4);
-        assert_eq!(of(&with, "10.0.0.1:8000"), both("10.0.0.1"));
-        assert_eq!(of(&with, "[fd00::1]:8000"), both("[fd00::1]"));
-        assert_eq!(of(&with, "10.0.0.2:8000"), (tcp("10.0.0.9:6001"), None, 4));
-        assert_eq!(of(&with, "unix:/run/a.sock"), (None, None, 4));
-        with.servers[0].ranks = Some(2);
-        assert_eq!(of(&with, "10.0.0.2:8000").2, 2);
-        let without = upstream(Some(EventsConf::Off));
-        assert_eq!(of(&without, "10.0.0.1:8000"), (None, None, 1));
-        assert_eq!(of(&without, "10.0.0.2:8000"), (tcp("10.0.0.9:6001"), None, 1));
-    }
-
-    #[test]
-    fn ranks_publish_on_the_next_ports() {
-        assert_eq!(at_rank("tcp://[fd00::1]:5557", 0), "tcp://[fd00::1]:5557");
-        assert_eq!(at_rank("tcp://[fd00::1]:5557", 3), "tcp://[fd00::1]:5560");
-        assert_eq!(at_rank("ipc:///run/a", 0), "ipc:///run/a");
-    }
 }

@@ -11,9 +11,9 @@ use nginx_sys::{
 
 use super::access;
 use super::conf::{EventsConf, MainConf, Place, RemoteConf, UpstreamConf, balanced, main_conf};
+use super::following::endpoint_of;
 use super::guard;
 use super::log::log;
-use super::process::endpoint_of;
 use crate::prompt::Models;
 
 pub unsafe extern "C" fn postconfiguration(cf: *mut ngx_conf_t) -> ngx_int_t {

@@ -119,6 +119,11 @@ impl<'a> Servers<'a> {
         self.position(server_key(address, rank))
     }
 
+    /// What tells whose row it is, 0 if nobody's: rows of servers that are gone go to others.
+    pub fn key(&self, id: ServerId) -> u64 {
+        self.key_word(id).load(Ordering::Acquire)
+    }
+
     /// Frees a row. Only the holder of the lease calls this, once nothing is in flight there and
     /// its blocks are gone from the index.
     pub fn free(&self, id: ServerId) {

@@ -98,6 +98,10 @@ impl<'z> Link<'z> {
         }
     }
 
+    pub fn server(&self) -> &ServerEndpoint {
+        &self.server
+    }
+
     /// Adds the sockets to be waited for.
     pub fn poll_items<'s>(&'s self, items: &mut Vec<PollItem<'s>>) {
         if let Some(subscription) = &self.subscription {
