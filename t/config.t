@@ -70,7 +70,7 @@ upstream a {
     kvc_aware_block_size 16;
     kvc_aware_policy weighted;
     kvc_aware_weights cache=0 tier=1 load=0.5;
-    kvc_aware_server 127.0.0.1:1 events=tcp://127.0.0.1:1 replay=ipc:///a id=a ranks=1;
+    kvc_aware_server 127.0.0.1:1 events=tcp://127.0.0.1:1 replay=ipc:///a id=a ranks=1 engine=sglang;
     server 127.0.0.1:1;
     server 127.0.0.1:2 weight=2 max_conns=3 max_fails=4 fail_timeout=5s;
     server 127.0.0.1:3 down;
@@ -611,6 +611,12 @@ upstream a { kvc_aware_server 127.0.0.1:1 id=; }
 upstream a { kvc_aware_server 127.0.0.1:1 ranks=two; }
 --- says
 [emerg] invalid value "two" in "kvc_aware_server" directive, it must be a number of ranks from 1 to 64 in http.conf:1
+
+=== kvc_aware_server with another engine
+--- http
+upstream a { kvc_aware_server 127.0.0.1:1 engine=tgi; }
+--- says
+[emerg] invalid value "tgi" in "kvc_aware_server" directive, it must be "vllm" or "sglang" in http.conf:1
 
 === kvc_aware_server with ranks that have no ports
 --- http

@@ -20,6 +20,7 @@ defaults(
             kvc_aware kvc;
             server 127.0.0.1:1;
             server 127.0.0.1:2 down;
+            kvc_aware_server 127.0.0.1:2 engine=sglang id=two;
         }
     HTTP
     config => <<'    CONFIG',
@@ -80,12 +81,13 @@ is(members($row), 'batches block_size blocks connected dropped engine error gaps
     . 'mode polled queued_tokens rank replays requests restarts server trust upstream', 'of each');
 ok($row->{connected}, 'a is connected');
 is($row->{last_seq}, undef, 'nothing came yet');
-is("@$row{qw(id rank mode batches gaps restarts block_size in_flight queued_tokens error)}",
-    address('a') . ' 0 events 0 0 0 0 0 0 ', 'and nothing happened');
+is("@$row{qw(id engine rank mode batches gaps restarts block_size in_flight queued_tokens error)}",
+    address('a') . ' vllm 0 events 0 0 0 0 0 0 ', 'and nothing happened');
 is_deeply($row->{blocks}, { gpu => 0, cpu => 0, ssd => 0, remote => 0 }, 'blocks by tier');
 my $silent = $page->{servers}[2];
 ok(!$silent->{connected}, 'one without events is not connected');
 is("$silent->{mode} $silent->{error}", 'approximate ', 'which is no error');
+is("@{ $page->{servers}[3] }{qw(id engine)}", 'two sglang', 'as its line says');
 
 === TEST 2: the page of engines that hold blocks
 --- drive

@@ -77,6 +77,25 @@ pub enum EventsConf {
     Ports { port: u16, replay_port: Option<u16>, topic: String, ranks: u32 },
 }
 
+/// Which engine a server runs, as the configuration says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Engine {
+    #[default]
+    Vllm,
+    Sglang,
+}
+
+impl Engine {
+    pub const ALL: [Engine; 2] = [Engine::Vllm, Engine::Sglang];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Engine::Vllm => "vllm",
+            Engine::Sglang => "sglang",
+        }
+    }
+}
+
 /// `kvc_aware_server`: what differs for one server.
 #[derive(Clone, Debug)]
 pub struct ServerConf {
@@ -88,6 +107,7 @@ pub struct ServerConf {
     pub events: Option<String>,
     pub replay: Option<String>,
     pub ranks: Option<u32>,
+    pub engine: Engine,
     pub place: Place,
 }
 

@@ -120,7 +120,7 @@ pub const DIRECTIVES: &[Directive] = &[
         context: Context::Upstream,
         arguments: NGX_CONF_2MORE,
         set: upstream::server,
-        syntax: "address [events=endpoint] [replay=endpoint] [id=name] [ranks=number]",
+        syntax: "address [events=endpoint] [replay=endpoint] [id=name] [ranks=number] [engine=vllm|sglang]",
         default: "",
     },
     Directive {

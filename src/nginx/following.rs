@@ -160,7 +160,7 @@ fn at_rank(endpoint: &str, rank: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nginx::conf::{Place, ServerConf};
+    use crate::nginx::conf::{Engine, Place, ServerConf};
 
     fn upstream(events: Option<EventsConf>) -> UpstreamConf {
         let server = ServerConf {
@@ -170,6 +170,7 @@ mod tests {
             events: Some("tcp://10.0.0.9:6001".into()),
             replay: None,
             ranks: None,
+            engine: Engine::default(),
             place: Place::default(),
         };
         UpstreamConf { events, servers: vec![server], ..Default::default() }

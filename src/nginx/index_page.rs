@@ -10,7 +10,7 @@ use nginx_sys::{
 };
 use serde_json::{Map, Value, json};
 
-use super::conf::{UpstreamConf, balanced, location_conf, request_main_conf};
+use super::conf::{Engine, UpstreamConf, balanced, location_conf, request_main_conf};
 use super::peers;
 use super::process::{self, Process};
 use super::{explain, guard};
@@ -144,13 +144,13 @@ fn server(
         .iter()
         .map(|tier| (tier.name().to_owned(), counts[*tier as usize].into()))
         .collect();
-    let own = conf.server(peer).and_then(|server| server.id.as_deref());
+    let own = conf.server(peer);
     json!({
         "server": peer,
         "upstream": conf.name,
-        "id": own.unwrap_or(peer),
+        "id": own.and_then(|server| server.id.as_deref()).unwrap_or(peer),
         "rank": row.rank(),
-        "engine": row.engine().name(),
+        "engine": own.map_or(Engine::default(), |server| server.engine).name(),
         "mode": mode.name(),
         "connected": row.get(ServerField::Connected) == 1,
         "last_seq": row.get(ServerField::NextSeq).checked_sub(1),

@@ -35,7 +35,7 @@ pub use samples::{Sample, Samples};
 pub use servers::{ServerField, ServerRow, Servers};
 pub use trusted::{ModelKey, TrustField, TrustRow};
 pub use upstreams::{UpstreamField, UpstreamRow, Upstreams};
-pub use words::{Dropped, Engine, Mode, ServerError};
+pub use words::{Dropped, Mode, ServerError};
 
 use crate::blocks::HashKey;
 pub use crate::types::MAX_SERVERS;

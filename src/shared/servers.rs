@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::trusted::{self, ModelKey, TrustRow};
-use super::{Dropped, Engine, MAX_SERVERS, Mode, ServerError, SharedError};
+use super::{Dropped, MAX_SERVERS, Mode, ServerError, SharedError};
 use crate::types::ServerId;
 
 const ROW_WORDS: usize = TRUST_AT + trusted::MODELS * trusted::WORDS;
@@ -44,8 +44,6 @@ pub enum ServerField {
     Restarts = 6,
     /// Tokens in a block as the events say; 0 until known.
     BlockSize = 7,
-    /// An [`Engine`].
-    Engine = 8,
     /// A [`ServerError`].
     Error = 9,
     /// Unix time in milliseconds when the last batch was applied.
@@ -228,10 +226,6 @@ impl<'a> ServerRow<'a> {
 
     pub fn set_mode(&self, mode: Mode) {
         self.set(ServerField::Mode, mode as u64);
-    }
-
-    pub fn engine(&self) -> Engine {
-        Engine::from_word(self.get(ServerField::Engine))
     }
 
     pub fn error(&self) -> ServerError {

@@ -50,14 +50,6 @@ impl Mode {
 }
 
 word_enum! {
-    Engine {
-        Unknown => "",
-        Vllm => "vllm",
-        Sglang => "sglang",
-    }
-}
-
-word_enum! {
     /// Why a server's events are not coming in as they should.
     ServerError {
         None => "",

@@ -9,7 +9,8 @@ package KvcAware;
 #
 #   --- engines   One a line: a name, then options of mock-engine. Each runs on free ports from
 #                 before nginx starts until after the block. For an engine `a` the block may say
-#                 $TEST_NGINX_A (host:port), $TEST_NGINX_A_EVENTS, $TEST_NGINX_A_REPLAY.
+#                 $TEST_NGINX_A (host:port), $TEST_NGINX_A_EVENTS, $TEST_NGINX_A_REPLAY; and the ports
+#                 alone: $TEST_NGINX_A_PORT, $TEST_NGINX_A_EVENTS_PORT, $TEST_NGINX_A_REPLAY_PORT.
 #   --- await     What to wait for before the first request: `models`, each worker has loaded (or
 #                 given up) its tokenizers, as the error log tells at `notice`; `connected`, the
 #                 index page, which the default server has at /internal/kv-index, shows a connection
@@ -42,7 +43,7 @@ use Test::Nginx::Util qw($ServerPortForClient $ServRoot add_block_preprocessor
     add_cleanup_handler add_test_cleanup_handler config_preamble);
 use Time::HiRes qw(sleep time);
 
-our @EXPORT = qw(defaults get post open_post vars index_page index_server explain_request wait_until settle
+our @EXPORT = qw(defaults add_engine get post open_post vars index_page index_server explain_request wait_until settle
     start_engine stop_engine kill_engine address name_of engine_get fault
     error_log nginx_pid worker_pids reload end_workers);
 
@@ -112,6 +113,7 @@ sub start_block {
         $ENV{$variable} = $engine->{address};
         $ENV{"${variable}_EVENTS"} = $engine->{events};
         $ENV{"${variable}_REPLAY"} = $engine->{replay};
+        @ENV{ map { "${variable}_$_" } qw(PORT EVENTS_PORT REPLAY_PORT) } = ($http, $events, $replay);
         start_engine($name);
     }
 }
@@ -264,6 +266,17 @@ sub name_of {
 sub engine {
     my $name = shift;
     return $ENGINES{$name} // die "no engine \"$name\"\n";
+}
+
+# add_engine($name, $host, $like, option => value, ...): an engine on the ports of another, at an
+# address of its own.
+sub add_engine {
+    my ($name, $host, $like, @options) = @_;
+    my %engine = (%{ engine($like) }, name => $name, options => \@options);
+    s/127\.0\.0\.\d+/$host/ for @engine{qw(address events replay)};
+    delete $engine{pid};
+    $ENGINES{$name} = \%engine;
+    start_engine($name);
 }
 
 sub start_engine {

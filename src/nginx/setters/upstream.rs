@@ -12,7 +12,7 @@ use nginx_sys::{
 
 use super::{Args, ConfError, Set, setters, split};
 use crate::nginx::balancer;
-use crate::nginx::conf::{EventsConf, ServerConf, UpstreamConf};
+use crate::nginx::conf::{Engine, EventsConf, ServerConf, UpstreamConf};
 use crate::select::{Policy, Weights};
 
 setters!(UpstreamConf: balance => set_balance, events => set_events, server => set_server,
@@ -110,6 +110,7 @@ fn set_server(args: &Args, conf: &mut UpstreamConf) -> Set {
         events: None,
         replay: None,
         ranks: None,
+        engine: Engine::default(),
         place: args.place(),
     };
     if conf.servers.iter().any(|other| other.names.iter().any(|name| server.names.contains(name))) {
@@ -122,6 +123,10 @@ fn set_server(args: &Args, conf: &mut UpstreamConf) -> Set {
             ("replay", Some(value)) => server.replay = Some(endpoint(args, value)?),
             ("id", Some(value)) if !value.is_empty() => server.id = Some(value.to_owned()),
             ("ranks", Some(value)) => server.ranks = Some(parse_ranks(args, value)?),
+            ("engine", Some(value)) => {
+                let known = Engine::ALL.into_iter().find(|engine| engine.name() == value);
+                server.engine = known.ok_or_else(|| args.value(value, "\"vllm\" or \"sglang\""))?;
+            }
             _ => return Err(args.parameter(parameter)),
         }
     }
