@@ -117,7 +117,7 @@ wait_until(sub { explain_request(TEXT, text(200, 100))->{status} eq 'hit' }, 'it
 
 === TEST 5: nobody behind the name, then somebody
 --- drive
-$NAMES->set('engines.test');
+resolve_to();
 wait_until(sub { shown() eq '' }, 'nobody');
 is(post(TEXT, text(200, 40))->{status}, 502, 'as nginx answers');
 resolve_to('a');
