@@ -16,6 +16,8 @@ my $port       = 21000;
 my %MODELS = (
     'deepseek-tiny' => "$tokenizers/deepseek_v3",
     'gemma3-tiny'   => "$tokenizers/gemma3",
+    'gptoss-tiny'   => "$tokenizers/gptoss"
+        . q( 'template_kwargs={"VLLM_SYSTEM_START_DATE":"2026-12-01"}'),
     'qwen3-tiny'    => "$tokenizers/qwen3 lora=lora-a,lora-b",
 );
 
@@ -25,7 +27,7 @@ my %MODELS = (
 my $LOOSE = qr/concurrent|abort|report_mode|0\.11\.0_.*cache_salt|(?<!\d)48blocks_eviction$/;
 
 # Models with layers without full attention: nothing is credited.
-my $HYBRID = qr/hybrid/;
+my $HYBRID = qr/hybrid|gptoss/;
 
 for my $folder (map { /(\S+)/ } values %MODELS) {
     plan(skip_all => "no $folder/tokenizer.json, see scripts/fetch-test-tokenizers")

@@ -400,8 +400,8 @@ fn non_jinja() {
     let (Some(golden), Some(tokenizers)) = (folder("GOLDEN_DIR"), folder("TOKENIZERS_DIR")) else {
         return;
     };
-    let mut tally = Tally::default();
     for file in files(&golden.join("non_jinja")) {
+        let mut tally = Tally::default();
         let cases = cases(&file);
         let name = file.file_stem().unwrap().to_string_lossy().into_owned();
         let harmony = name.contains("harmony");
@@ -428,6 +428,6 @@ fn non_jinja() {
                 }
             }
         }
+        tally.finish(&name);
     }
-    tally.finish("non_jinja");
 }

@@ -14,8 +14,15 @@ use serde_json::Value;
 const LIMITS: Limits = Limits { max_text: 16 << 20, deadline: None };
 
 /// The models of the captures and the folders of their tokenizers.
-const MODELS: [(&str, &str); 3] =
-    [("deepseek-tiny", "deepseek_v3"), ("gemma3-tiny", "gemma3"), ("qwen3-tiny", "qwen3")];
+const MODELS: [(&str, &str); 4] = [
+    ("deepseek-tiny", "deepseek_v3"),
+    ("gemma3-tiny", "gemma3"),
+    ("gptoss-tiny", "gptoss"),
+    ("qwen3-tiny", "qwen3"),
+];
+
+/// 2026-12-01: prompts of gpt-oss hold the day.
+const CAPTURED: i64 = 1_796_083_200;
 
 /// The adapters of the last one.
 const ADAPTERS: [&str; 2] = ["lora-a", "lora-b"];
@@ -47,8 +54,8 @@ fn models() -> Option<Models> {
         dir: Path::new(&tokenizers).join(folder),
         ..ModelSpec::default()
     });
-    specs[2].loras = ADAPTERS.map(str::to_owned).to_vec();
-    let models = Models::new(specs.to_vec());
+    specs[3].loras = ADAPTERS.map(str::to_owned).to_vec();
+    let models = Models::new(specs.to_vec()).at_time(CAPTURED);
     models.load_all(|_, result| {
         result.unwrap();
     });

@@ -17,8 +17,15 @@ use crate::types::{Overlap, ServerId};
 
 /// Requests overlap in time there, or blocks are announced without being stored, or nothing is
 /// credited.
-const LOOSE: [&str; 6] =
-    ["concurrent", "abort", "report_mode", "data_parallel", "b32_48blocks_eviction.", "hybrid"];
+const LOOSE: [&str; 7] = [
+    "concurrent",
+    "abort",
+    "report_mode",
+    "data_parallel",
+    "b32_48blocks_eviction.",
+    "hybrid",
+    "gptoss",
+];
 
 fn files() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("t/captures");

@@ -76,8 +76,25 @@ pub(crate) fn render(model: &Model, chat: Chat, job: &Job) -> Result<Prompt, Ski
         let (tools, effort) = (tools.as_ref(), effort.as_deref());
         return harmony.chat(&Conversation { messages, tools, effort }, job);
     }
-    let tools = chat.kwargs.given("tools").is_some();
-    let template = model.template(tools)?;
+    let rendered = match model.deepseek() {
+        Some(deepseek) => {
+            let messages = conversation(&chat.messages, deepseek.format())?;
+            deepseek.render(&messages, &chat.kwargs, job)?
+        }
+        None => by_template(model, &chat, job)?,
+    };
+    let Rendered { text, cut, dated } = rendered;
+    let exact = match (cut, dated) {
+        (true, _) => Exact::No("max_text"),
+        (_, true) => Exact::No("date"),
+        _ => Exact::Yes,
+    };
+    let Chat { add_special_tokens, truncation, .. } = chat;
+    Ok(Prompt::Text { text, add_special_tokens, truncation, exact })
+}
+
+fn by_template(model: &Model, chat: &Chat, job: &Job) -> Result<Rendered, Skip> {
+    let template = model.template(chat.kwargs.given("tools").is_some())?;
     let mut messages = conversation(&chat.messages, template.format)?;
     let is_developer =
         |message: &Dict| message.get("role").and_then(Json::as_str) == Some("developer");
@@ -88,19 +105,7 @@ pub(crate) fn render(model: &Model, chat: Chat, job: &Job) -> Result<Prompt, Ski
     if job.limits.over() {
         return Err(Skip::Deadline);
     }
-    let rendered = render::render(template, &model.special_tokens, messages, chat.kwargs, job)?;
-    let Rendered { text, cut, dated } = rendered;
-    let exact = match (cut, dated) {
-        (true, _) => Exact::No("max_text"),
-        (_, true) => Exact::No("date"),
-        _ => Exact::Yes,
-    };
-    Ok(Prompt::Text {
-        text,
-        add_special_tokens: chat.add_special_tokens,
-        truncation: chat.truncation,
-        exact,
-    })
+    render::render(template, &model.special_tokens, messages, chat.kwargs.clone(), job)
 }
 
 impl Chat {

@@ -6,14 +6,21 @@ use super::request::{Request, skip};
 use super::{Exact, Limits, Prompt, Truncation};
 use crate::types::Skip;
 
-pub(crate) fn prompt(request: &Request<'_>, limits: &Limits) -> Result<Prompt, Skip> {
+/// What a model puts before a text with a gap, in the gap and after it.
+pub(crate) type Gap = [&'static str; 3];
+
+/// Only models with a `gap` take a suffix.
+pub(crate) fn prompt(
+    request: &Request<'_>,
+    gap: Option<Gap>,
+    limits: &Limits,
+) -> Result<Prompt, Skip> {
     request.check_types()?;
     if request.is_given("prompt_embeds") {
         return Err(Skip::Unsupported);
     }
-    // Only models of other renderers take a suffix.
-    if request.is_given("suffix") {
-        return Err(Skip::Refused);
+    if let Some(suffix) = request.str("suffix")? {
+        return around_gap(request, &suffix, gap.ok_or(Skip::Refused)?, limits);
     }
     let truncation = Truncation::read(request)?;
     let prompt = request.text("prompt").ok_or(Skip::Refused)?;
@@ -51,6 +58,31 @@ pub(crate) fn prompt_of(
     }
 }
 
+fn around_gap(
+    request: &Request<'_>,
+    suffix: &str,
+    gap: Gap,
+    limits: &Limits,
+) -> Result<Prompt, Skip> {
+    if request.flag("echo", false)? || request.is_given("truncate_prompt_tokens") {
+        return Err(Skip::Refused);
+    }
+    let prompt = request.value("prompt")?.ok_or(Skip::Refused)?;
+    let texts = match &prompt {
+        text @ Json::Str(_) if text.is_true() => std::slice::from_ref(text),
+        prompts => prompts.as_list().ok_or(Skip::Refused)?,
+    };
+    let exact = if texts.len() > 1 { Exact::No("batch") } else { Exact::Yes };
+    match texts.first() {
+        Some(Json::Str(text)) if texts.iter().all(|item| item.as_str().is_some()) => {
+            let [before, between, after] = gap;
+            let text = [before, text, between, suffix, after].concat();
+            of_text(request, &text, None, exact, limits)
+        }
+        _ => Err(Skip::Refused),
+    }
+}
+
 fn of_ids(ids: Vec<u32>, truncation: Option<Truncation>, exact: Exact) -> Result<Prompt, Skip> {
     if ids.is_empty() { Err(Skip::Refused) } else { Ok(Prompt::Ids { ids, truncation, exact }) }
 }
@@ -70,4 +102,36 @@ fn of_text(
 
 fn id(value: &Json) -> Option<u32> {
     if let Json::Int(id) = value { u32::try_from(*id).ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gap_is_for_models_that_fill_it() {
+        let run = |gap, rest: &str| {
+            let body = format!("{{{rest}}}");
+            let limits = Limits { max_text: 100, deadline: None };
+            let request = Request::read(body.as_bytes())?;
+            match prompt(&request, gap, &limits)? {
+                Prompt::Text { text, exact, .. } => Ok((text, exact)),
+                other => panic!("{:?}", matches!(other, Prompt::Ids { .. })),
+            }
+        };
+        let gap = Some(["<", "_", ">"]);
+        let text = r#""prompt":"a","suffix":"b""#;
+        assert_eq!(run(gap, text), Ok(("<a_b>".to_owned(), Exact::Yes)));
+        assert_eq!(run(None, text), Err(Skip::Refused));
+        let several = r#""prompt":["a","c"],"suffix":"""#;
+        assert_eq!(run(gap, several), Ok(("<a_>".to_owned(), Exact::No("batch"))));
+        for rest in [
+            r#""prompt":[1],"suffix":"b""#,
+            r#""prompt":"","suffix":"b""#,
+            r#""prompt":"a","suffix":"b","echo":true"#,
+            r#""prompt":"a","suffix":"b","truncate_prompt_tokens":3"#,
+        ] {
+            assert_eq!(run(gap, rest), Err(Skip::Refused), "{rest}");
+        }
+    }
 }

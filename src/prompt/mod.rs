@@ -9,6 +9,7 @@
 //! | `anthropic` | `/v1/messages` |
 //! | `responses` | `/v1/responses` |
 //! | `generate` | SGLang's `/generate` |
+//! | `deepseek` | DeepSeek V3.2 and V4, whose prompts no template makes |
 //! | `harmony` | gpt-oss, whose prompts no template makes |
 //! | `jinja` | a chat template, compiled once |
 //! | `question` | requests of models whose prompts an engine makes |
@@ -21,6 +22,7 @@
 mod anthropic;
 mod chat;
 mod completions;
+mod deepseek;
 mod fields;
 mod generate;
 mod harmony;

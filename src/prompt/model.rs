@@ -7,6 +7,8 @@ use std::sync::OnceLock;
 use serde_json::{Map, Value};
 
 use super::anthropic::Habits;
+use super::completions::Gap;
+use super::deepseek::DeepSeek;
 use super::harmony::{self, Harmony};
 use super::jinja::Template;
 use super::json;
@@ -22,9 +24,9 @@ const SPECIAL_TOKENS: [&str; 7] =
 /// Types and architectures of models whose prompts the engine makes by code of its own.
 const BY_CODE: [(&str, &str, Maker); 8] = [
     ("gpt_oss", "GptOssForCausalLM", Maker::Harmony),
-    ("deepseek_v32", "DeepseekV32ForCausalLM", Maker::Unknown),
-    ("deepseek_v4", "DeepseekV4ForCausalLM", Maker::Unknown),
-    ("deepseek_v4", "DeepseekV4ForConditionalGeneration", Maker::Unknown),
+    ("deepseek_v32", "DeepseekV32ForCausalLM", Maker::DeepSeek(DeepSeek::V32)),
+    ("deepseek_v4", "DeepseekV4ForCausalLM", Maker::DeepSeek(DeepSeek::V4)),
+    ("deepseek_v4", "DeepseekV4ForConditionalGeneration", Maker::DeepSeek(DeepSeek::V4)),
     ("deepseek_v41", "DeepseekV41ForCausalLM", Maker::Unknown),
     ("kimi_k3", "KimiK3ForConditionalGeneration", Maker::Unknown),
     ("inkling", "InklingForCausalLM", Maker::Unknown),
@@ -36,6 +38,7 @@ const BY_CODE: [(&str, &str, Maker); 8] = [
 enum Maker {
     Template,
     Harmony,
+    DeepSeek(DeepSeek),
     /// Code that is not known here.
     Unknown,
 }
@@ -64,6 +67,7 @@ pub struct ModelSpec {
 pub(crate) struct Model {
     pub tokenizer: Tokenizer,
     templates: Templates,
+    maker: Maker,
     harmony: Option<Harmony>,
     pub special_tokens: Dict,
     pub template_kwargs: Dict,
@@ -85,6 +89,15 @@ impl Model {
     /// What makes the prompts instead of a template.
     pub fn harmony(&self) -> Option<&Harmony> {
         self.harmony.as_ref()
+    }
+
+    pub fn deepseek(&self) -> Option<DeepSeek> {
+        if let Maker::DeepSeek(version) = self.maker { Some(version) } else { None }
+    }
+
+    /// What it takes a suffix with.
+    pub fn gap(&self) -> Option<Gap> {
+        self.deepseek().and_then(DeepSeek::gap)
     }
 
     /// The template for a request with or without tools.
@@ -132,6 +145,7 @@ impl ModelSpec {
         Ok(Model {
             tokenizer,
             templates,
+            maker,
             harmony,
             special_tokens,
             template_kwargs,
@@ -198,7 +212,8 @@ impl<'a> Folder<'a> {
             Maker::Unknown => Ok(Templates::Unused),
             // The engine asks its template what the model takes, and no more.
             Maker::Harmony => Ok(self.own_templates().unwrap_or(Templates::Unused)),
-            Maker::Template => self.own_templates(),
+            Maker::DeepSeek(_) if self.spec.template.is_none() => Ok(Templates::None),
+            Maker::DeepSeek(_) | Maker::Template => self.own_templates(),
         }
     }
 

@@ -183,7 +183,7 @@ impl Models {
         let job = Job { limits: *limits, now: self.now };
         let prompt = match endpoint {
             Endpoint::Chat => chat::prompt(model, request, &job)?,
-            Endpoint::Completions => completions::prompt(request, limits)?,
+            Endpoint::Completions => completions::prompt(request, model.gap(), limits)?,
             Endpoint::Messages => anthropic::prompt(model, request, &job)?,
             Endpoint::Responses => responses::prompt(model, request, &job)?,
             Endpoint::Generate => generate::prompt(request, limits)?,

@@ -119,7 +119,7 @@ fn completion(request: &Request<'_>, limits: &Limits) -> Result<Found, Skip> {
     if request.is_given("suffix") {
         return Ok(Found::Text(api(false), Exact::Yes));
     }
-    Ok(match completions::prompt(request, &whole(limits))? {
+    Ok(match completions::prompt(request, None, &whole(limits))? {
         Prompt::Ids { ids, truncation: None, exact } => Found::Ids(ids, exact),
         Prompt::Ids { ids, truncation: Some(cut), exact } => Found::Ids(cut.cut(ids), exact),
         Prompt::Text { truncation, exact, .. } => {
