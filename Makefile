@@ -1,4 +1,4 @@
-# NGINX=1.28 picks one of the matrix instead of the installed nginx.
+# NGINX=1.26, 1.28 or 1.30 picks one of the matrix instead of the installed nginx.
 NGINX ?=
 # For each target of `make fuzz`.
 SECONDS ?= 600
@@ -13,7 +13,7 @@ help:
 	@echo 'make demo ENGINE=vllm  the same with real vLLM workers on the CPU'
 	@echo 'make demo EVENTS=off   the same without the engines'"'"' events'
 	@echo 'make test            format, lints, unit tests, then the suites on the installed nginx'
-	@echo 'make test NGINX=1.28 the suites on nginx 1.28'
+	@echo 'make test NGINX=1.28 the suites on nginx 1.28; also 1.26 and 1.30'
 	@echo 'make bench           added latency, lookups and events, as ratios'
 	@echo 'make soak            10,000 mixed requests, reloads, a killed engine: nothing may break'
 	@echo 'make golden GOLDEN_DIR=<folder>  prompts and ids against cases of a real engine'
