@@ -790,7 +790,7 @@ kvc_aware_weights cache=1;
 --- http
 kvc_aware_route yes;
 --- says
-[emerg] invalid value "yes" in "kvc_aware_route" directive, it must be "on" or "off" in http.conf:1
+[emerg] invalid value "yes" in "kvc_aware_route" directive, it must be "on", "off" or "shadow" in http.conf:1
 
 === kvc_aware_route twice
 --- http

@@ -12,7 +12,7 @@ use nginx_sys::{
 };
 
 use super::body::Body;
-use super::conf::location_conf;
+use super::conf::{Route, location_conf};
 use super::context::{Context, Stage};
 use super::guard;
 use super::jobs::{Job, Waiter};
@@ -46,10 +46,12 @@ unsafe fn core_conf<'a>(r: *mut ngx_http_request_t) -> &'a ngx_http_core_loc_con
 unsafe fn enter(r: *mut ngx_http_request_t) -> ngx_int_t {
     // SAFETY: the request is live; no other reference to its state exists between callbacks.
     unsafe {
-        if !location_conf(r).route() || (*r).main != r || process::get().is_none() {
+        let route = location_conf(r).route();
+        if route == Route::Off || (*r).main != r || process::get().is_none() {
             return DECLINED;
         }
         let Some(context) = Context::attach(r) else { return DECLINED };
+        context.shadow = route == Route::Shadow;
         match context.stage {
             Stage::New => {}
             // The phases rest while nginx reads. They run again where it could not read the body

@@ -6,6 +6,7 @@ use super::choice::Choice;
 use super::context::{Context, Held, Picked};
 use super::log::log;
 use super::peers::Peer;
+use super::plan::Seat;
 use super::process::{self, Process};
 use crate::lookup::{self, Match};
 use crate::select::next_turn;
@@ -41,12 +42,13 @@ impl Choice {
         let picked = Picked {
             server: id,
             name: String::from_utf8_lossy(name).into_owned(),
-            rank: seat.filter(|seat| seat.ranks > 1).map(|seat| seat.rank),
+            rank: seat.and_then(Seat::rank),
             mode: lookup::believed(&process.zone.server(id), model),
             matched_blocks: found.overlap.blocks,
             matched_tokens: found.matched_tokens(),
             prompt_blocks: found.prompt_blocks,
         };
+        context.choice.get_or_insert_with(|| self.shadowed(process).unwrap_or(picked.clone()));
         self.reserve(process, context, id, &found);
         let ticket = context.prompt.as_ref().ok().and_then(|tokens| {
             lookup::learn(process.zone, tokens, id, &found);
@@ -64,8 +66,21 @@ impl Choice {
             picked.prompt_blocks
         );
         self.count(process, context, &picked);
-        context.choice.get_or_insert_with(|| picked.clone());
         context.picked = Some(picked);
+    }
+
+    /// Where the request would have gone, in shadow mode.
+    fn shadowed(&self, process: &Process) -> Option<Picked> {
+        let seat = &self.plan.seats[self.plan.shadowed?];
+        Some(Picked {
+            server: seat.id,
+            name: process.zone.server(seat.id).address(),
+            rank: seat.rank(),
+            mode: seat.found.mode,
+            matched_blocks: seat.found.overlap.blocks,
+            matched_tokens: seat.found.matched_tokens(),
+            prompt_blocks: seat.found.prompt_blocks,
+        })
     }
 
     /// Prompt tokens to prefill: known, or guessed from the body's length.
@@ -128,6 +143,11 @@ impl Choice {
             Ok(tokens) => {
                 process.count(Counter::PromptTokens, tokens.ids.len() as u64);
                 process.count(Counter::MatchedTokens, picked.matched_tokens.into());
+                if let Some(choice) = context.choice.as_ref().filter(|_| context.shadow) {
+                    let missed = choice.matched_tokens.saturating_sub(picked.matched_tokens);
+                    process.count(Counter::Shadow, 1);
+                    process.count(Counter::ShadowMissedTokens, missed.into());
+                }
                 process.count(
                     match (context.single, picked.matched_blocks) {
                         (true, _) => Counter::Single,

@@ -49,8 +49,9 @@ impl Choice {
         conf.zone.as_ref()?;
         let tokens = context.prompt.as_ref().ok();
         // SAFETY: as above.
-        let plan =
-            unsafe { plan::make(process, conf, peers::of(upstream), tokens, &context.tried) };
+        let plan = unsafe {
+            plan::make(process, conf, peers::of(upstream), tokens, &context.tried, context.shadow)
+        };
         if plan.busy {
             context.prompt = Err(Skip::IndexBusy);
         }

@@ -170,6 +170,16 @@ impl UpstreamConf {
     }
 }
 
+/// `kvc_aware_route`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Route {
+    #[default]
+    Off,
+    On,
+    /// All is computed and told, but load alone decides.
+    Shadow,
+}
+
 /// `kvc_aware_index`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IndexConf {
@@ -178,7 +188,7 @@ pub struct IndexConf {
 }
 
 pub struct LocationConf {
-    pub route: Option<bool>,
+    pub route: Option<Route>,
     pub max_text: Option<usize>,
     pub deadline: Option<ngx_msec_t>,
     pub priority: Option<*mut ngx_http_complex_value_t>,
@@ -199,8 +209,8 @@ impl LocationConf {
         index: None,
     };
 
-    pub fn route(&self) -> bool {
-        self.route.unwrap_or(false)
+    pub fn route(&self) -> Route {
+        self.route.unwrap_or_default()
     }
 
     pub fn max_text(&self) -> usize {
@@ -367,14 +377,14 @@ mod tests {
     #[test]
     fn what_a_location_says_beats_what_it_inherits() {
         let above = LocationConf {
-            route: Some(true),
+            route: Some(Route::Shadow),
             max_text: Some(7),
             index: Some(IndexConf::default()),
             ..LocationConf::UNSET
         };
-        let mut here = LocationConf { route: Some(false), ..LocationConf::UNSET };
+        let mut here = LocationConf { route: Some(Route::Off), ..LocationConf::UNSET };
         here.merge(&above);
-        assert!(!here.route());
+        assert_eq!(here.route(), Route::Off);
         assert_eq!(here.max_text(), 7);
         assert_eq!(here.deadline(), 100);
         assert!(here.index.is_none());

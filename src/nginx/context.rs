@@ -80,9 +80,11 @@ pub struct Context {
     /// `Err(Off)` until the access phase has been through.
     pub prompt: Result<Tokens, Skip>,
     pub counted: bool,
+    /// Load alone decides: the last location with a route said `shadow`.
+    pub shadow: bool,
     /// Only one server of the upstream could be chosen.
     pub single: bool,
-    /// What the ranking chose first.
+    /// What the ranking chose first; in shadow mode what it would have chosen.
     pub choice: Option<Picked>,
     pub picked: Option<Picked>,
     /// Servers that failed this request.
@@ -159,6 +161,7 @@ impl Context {
             model: None,
             prompt: Err(Skip::Off),
             counted: false,
+            shadow: false,
             single: false,
             choice: None,
             picked: None,

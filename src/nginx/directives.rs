@@ -152,7 +152,7 @@ pub const DIRECTIVES: &[Directive] = &[
         context: Context::Any,
         arguments: NGX_CONF_TAKE1,
         set: location::route,
-        syntax: "on | off",
+        syntax: "on | off | shadow",
         default: "off",
     },
     Directive {

@@ -117,7 +117,7 @@ unsafe fn answer(r: *mut ngx_http_request_t, outcome: &Outcome) -> Answer {
     };
     let tokens = outcome.result.as_ref().ok();
     // SAFETY: the upstream is live and nothing holds its lock.
-    let plan = unsafe { plan::make(process, conf, peers::of(conf.upstream), tokens, &[]) };
+    let plan = unsafe { plan::make(process, conf, peers::of(conf.upstream), tokens, &[], false) };
     let mut shown = prompt(process, outcome, &path);
     if let Some(tokens) = tokens {
         let (all, text) = wanted;

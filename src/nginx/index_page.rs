@@ -117,6 +117,8 @@ fn requests(process: &Process) -> Value {
         "matched_tokens": counters.get(Counter::MatchedTokens),
         "retries": counters.get(Counter::Retries),
         "panics": counters.get(Counter::Panics),
+        "shadow": counters.get(Counter::Shadow),
+        "shadow_missed_tokens": counters.get(Counter::ShadowMissedTokens),
         "skipped": skipped,
     })
 }

@@ -26,10 +26,21 @@ pub struct Seat {
     pub found: Match,
 }
 
+impl Seat {
+    /// Its rank, where there are several.
+    pub fn rank(&self) -> Option<u32> {
+        Some(self.rank).filter(|_| self.ranks > 1)
+    }
+}
+
 pub struct Plan {
     pub seats: Vec<Seat>,
     /// The usable ones, best first; `candidate` counts in `seats`.
     pub ranked: Vec<Ranked>,
+    /// Load alone decides `ranked`.
+    shadow: bool,
+    /// In shadow mode the seat that would have come first.
+    pub shadowed: Option<usize>,
     pub demand: Demand,
     /// Choices that were made in the upstream before this order.
     pub choices: u64,
@@ -37,7 +48,7 @@ pub struct Plan {
     pub busy: bool,
 }
 
-/// Ranks the primary servers that are usable and not among `tried`.
+/// Ranks the primary servers that are usable and not among `tried`; in `shadow` mode by load alone.
 ///
 /// # Safety
 /// `peers` is the upstream's list, live and not locked by the caller.
@@ -47,6 +58,7 @@ pub unsafe fn make(
     peers: *mut Peers,
     prompt: Option<&Tokens>,
     tried: &[ServerId],
+    shadow: bool,
 ) -> Plan {
     let upstream = process.upstream(&conf.name);
     let choices = upstream.map_or(0, |row| row.get(UpstreamField::Choices));
@@ -67,7 +79,10 @@ pub unsafe fn make(
     }
     let tokens = prompt.filter(|_| !busy).map_or(0, |tokens| tokens.ids.len() as u32);
     let demand = Demand { tokens, rate: upstream.map_or(0.0, |row| load::rate(&row)) };
-    Plan { ranked: order(process, conf, demand, &seats), seats, demand, choices, busy }
+    let mut plan =
+        Plan { seats, ranked: Vec::new(), shadow, shadowed: None, demand, choices, busy };
+    plan.order(process, conf);
+    plan
 }
 
 impl Plan {
@@ -79,7 +94,16 @@ impl Plan {
         for seat in &mut self.seats {
             seat.load = rows.load(seat.id);
         }
-        self.ranked = order(process, conf, self.demand, &self.seats);
+        self.order(process, conf);
+    }
+
+    fn order(&mut self, process: &Process, conf: &UpstreamConf) {
+        self.ranked = order(process, conf, self.demand, &self.seats, |found| *found);
+        if self.shadow {
+            self.shadowed = self.ranked.first().map(|place| place.candidate);
+            let demand = Demand { tokens: 0, ..self.demand };
+            self.ranked = order(process, conf, demand, &self.seats, |_| Match::default());
+        }
     }
 }
 
@@ -116,18 +140,25 @@ unsafe fn seats(
     seats
 }
 
-fn order(process: &Process, conf: &UpstreamConf, demand: Demand, seats: &[Seat]) -> Vec<Ranked> {
+/// Ranks the usable seats by their load and by what `credit` makes of what they hold.
+fn order(
+    process: &Process,
+    conf: &UpstreamConf,
+    demand: Demand,
+    seats: &[Seat],
+    credit: impl Fn(&Match) -> Match,
+) -> Vec<Ranked> {
     let now = process::now_ms();
     let usable: Vec<usize> = (0..seats.len()).filter(|at| seats[*at].usable).collect();
     let candidates: Vec<Candidate> = usable
         .iter()
         .map(|at| {
             let seat = &seats[*at];
-            let row = process.zone.server(seat.id);
+            let (row, found) = (process.zone.server(seat.id), credit(&seat.found));
             Candidate {
-                overlap: seat.found.overlap,
-                block_size: seat.found.block_size,
-                prompt_blocks: seat.found.prompt_blocks,
+                overlap: found.overlap,
+                block_size: found.block_size,
+                prompt_blocks: found.prompt_blocks,
                 load: seat.load,
                 head_ms: now.saturating_sub(row.get(ServerField::HeadSinceMs)),
                 weight: seat.weight,

@@ -23,6 +23,10 @@ pub enum Counter {
     Retries = 6,
     /// Panics of our own code that were caught.
     Panics = 7,
+    /// Requests in shadow mode whose prompt was known.
+    Shadow = 8,
+    /// Of their prompts, tokens that the server of our choice held and the one that answered not.
+    ShadowMissedTokens = 9,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -52,7 +52,7 @@ use constant TIMEOUT   => $ENV{KVC_TEST_TIMEOUT} || 20;
 use constant TROUBLE   => '[error]', '[crit]', '[alert]', '[emerg]', 'an internal error',
     'Sanitizer:', 'runtime error:';
 use constant VARIABLES => qw(model status server rank exact mode matched_blocks matched_tokens
-    prompt_blocks prompt_tokens hit_ratio time priority);
+    prompt_blocks prompt_tokens hit_ratio choice choice_matched_tokens time priority);
 
 my $ROOT = File::Spec->rel2abs(dirname(__FILE__) . '/../..');
 my $JSON = JSON::PP->new->canonical->utf8;

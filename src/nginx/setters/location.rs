@@ -10,14 +10,20 @@ use nginx_sys::{
 };
 
 use super::{Args, ConfError, Set, setters, split};
-use crate::nginx::conf::{IndexConf, LocationConf};
+use crate::nginx::conf::{IndexConf, LocationConf, Route};
 use crate::nginx::index_page;
 
 setters!(LocationConf: route => set_route, max_text => set_max_text, deadline => set_deadline,
     priority => set_priority, priority_header => set_priority_header, index => set_index);
 
 fn set_route(args: &Args, conf: &mut LocationConf) -> Set {
-    args.once(&mut conf.route, args.flag(args.get(1))?)
+    let route = match args.get(1) {
+        "on" => Route::On,
+        "off" => Route::Off,
+        "shadow" => Route::Shadow,
+        other => return Err(args.value(other, "\"on\", \"off\" or \"shadow\"")),
+    };
+    args.once(&mut conf.route, route)
 }
 
 fn set_max_text(args: &Args, conf: &mut LocationConf) -> Set {
