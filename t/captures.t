@@ -10,7 +10,7 @@ my $root       = $ENV{TEST_NGINX_ROOT} //= Cwd::getcwd();
 my $captures   = $ENV{CAPTURES_DIR}    // "$root/t/captures";
 my $player     = $ENV{CAPTURE_PLAYER}  // "$root/target/tools/capture-player";
 my $tokenizers = $ENV{TOKENIZERS_DIR}  // '';
-my $port       = 21000;
+my $port       = 31100;
 
 # What the requests call the models, and what those are made of.
 my %MODELS = (
@@ -18,6 +18,7 @@ my %MODELS = (
     'gemma3-tiny'   => "$tokenizers/gemma3",
     'gptoss-tiny'   => "$tokenizers/gptoss"
         . q( 'template_kwargs={"VLLM_SYSTEM_START_DATE":"2026-12-01"}'),
+    'qwen2vl-tiny'  => "$tokenizers/qwen3 template=$root/t/models/vision.jinja",
     'qwen3-tiny'    => "$tokenizers/qwen3 lora=lora-a,lora-b",
 );
 
@@ -51,8 +52,9 @@ sub plays {
         my @ids = grep { /token ids/ } @$wrong;
         is("@ids", '', "$name: token ids are the engine's");
         is("@{$played->{skipped}}", '', "$name: of every request that the engine accepted");
-        diag(sprintf '%-52s %3d requests, %d refused, ids equal %3d, exact %3d, over %d, under %d',
-            $name, @$played{qw(requests refused ids_equal exact over under)});
+        diag(sprintf '%-52s %3d requests, %d refused, ids equal %3d, up to an image %d, exact %3d, '
+            . 'over %d, under %d', $name,
+            @$played{qw(requests refused ids_equal begun exact over under)});
         if ($name =~ $HYBRID) {
             my @credited = grep { !/ matched 0 / } @$wrong;
             is(join('; ', @credited), '', "$name: nothing is credited");

@@ -450,3 +450,22 @@ my $talk = conversation('Ann');
 turn($talk, 'a');
 settle('a');
 hits(turn($talk), 'a', 'told live');
+
+=== TEST 21: a prompt with an image
+--- drive
+my @before = ({ role => 'system', content => prose('System', 30) });
+turn({ messages => [@before, { role => 'user', content => 'Hello' }] }, 'b');
+settle();
+my $image = { type => 'image_url', image_url => { url => 'https://127.0.0.1/a.png' } };
+my @messages = (@before, { role => 'user', content => [{ type => 'text', text => 'Look' }, $image] });
+my $shown = explain_request('/v1/chat/completions', { model => 'tiny', messages => \@messages });
+is($shown->{status}, 'hit', 'what comes before the image is matched');
+is($shown->{reason}, 'multimodal', 'and is not the whole prompt');
+is($shown->{choice}, address('b'), 'on the server that holds it');
+my ($server) = grep { $_->{server} eq address('b') } @{ $shown->{servers} };
+cmp_ok($server->{prompt_blocks}, '>', 10, 'of many blocks');
+is($server->{matched_blocks}, $server->{prompt_blocks}, 'all of them');
+my $vars = vars(post('/v1/chat/completions', { model => 'tiny', messages => \@messages }));
+is($vars->{status}, 'hit', 'a request goes there too');
+is($vars->{exact}, 'multimodal', 'and says so');
+is(name_of($vars->{server}), 'b', 'it is that server');

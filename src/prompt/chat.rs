@@ -1,12 +1,12 @@
 //! `/v1/chat/completions`: the checks, the conversation and the template's arguments.
 
 use super::harmony::{Conversation, Harmony};
-use super::jinja::{ContentFormat, Rendered};
-use super::messages::{conversation, has_media, without_developer};
+use super::jinja::{ContentFormat, Rendered, Template};
+use super::messages::{Media, conversation, conversation_with, has_media, without_developer};
 use super::model::Model;
 use super::python::{Dict, Json};
 use super::request::Request;
-use super::{Exact, Job, Prompt, Truncation, json, render, tools};
+use super::{Exact, Job, Prompt, Truncation, json, media, render, tools};
 use crate::types::Skip;
 
 /// What the engine's template function takes for itself.
@@ -69,7 +69,7 @@ fn without_template(harmony: &Harmony, request: &Request<'_>, job: &Job) -> Resu
     }
 }
 
-/// Renders a conversation: the text is the prompt.
+/// Renders a conversation: the text is the prompt, or what of it is known.
 pub(crate) fn render(model: &Model, chat: Chat, job: &Job) -> Result<Prompt, Skip> {
     if let Some(harmony) = model.harmony() {
         let Chat { messages, tools, effort, .. } = &chat;
@@ -81,21 +81,21 @@ pub(crate) fn render(model: &Model, chat: Chat, job: &Job) -> Result<Prompt, Ski
             let messages = conversation(&chat.messages, deepseek.format())?;
             deepseek.render(&messages, &chat.kwargs, job)?
         }
-        None => by_template(model, &chat, job)?,
+        None if has_media(&chat.messages) => return media::prompt(model, &chat, job),
+        None => rendered(model, &chat, Media::Named, job)?,
     };
-    let Rendered { text, cut, dated } = rendered;
-    let exact = match (cut, dated) {
-        (true, _) => Exact::No("max_text"),
-        (_, true) => Exact::No("date"),
-        _ => Exact::Yes,
-    };
-    let Chat { add_special_tokens, truncation, .. } = chat;
-    Ok(Prompt::Text { text, add_special_tokens, truncation, exact })
+    Ok(chat.into_prompt(rendered))
 }
 
-fn by_template(model: &Model, chat: &Chat, job: &Job) -> Result<Rendered, Skip> {
-    let template = model.template(chat.kwargs.given("tools").is_some())?;
-    let mut messages = conversation(&chat.messages, template.format)?;
+/// The text that the template makes of a conversation.
+pub(crate) fn rendered(
+    model: &Model,
+    chat: &Chat,
+    media: Media<'_>,
+    job: &Job,
+) -> Result<Rendered, Skip> {
+    let template = chat.template(model)?;
+    let mut messages = conversation_with(&chat.messages, template.format, media)?;
     let is_developer =
         |message: &Dict| message.get("role").and_then(Json::as_str) == Some("developer");
     let mentions = || template.mentions("'developer'") || template.mentions("\"developer\"");
@@ -109,6 +109,21 @@ fn by_template(model: &Model, chat: &Chat, job: &Job) -> Result<Rendered, Skip> 
 }
 
 impl Chat {
+    pub fn template<'a>(&self, model: &'a Model) -> Result<&'a Template, Skip> {
+        model.template(self.kwargs.given("tools").is_some())
+    }
+
+    pub fn into_prompt(self, rendered: Rendered) -> Prompt {
+        let Rendered { text, cut, dated } = rendered;
+        let exact = match (cut, dated) {
+            (true, _) => Exact::No("max_text"),
+            (_, true) => Exact::No("date"),
+            _ => Exact::Yes,
+        };
+        let Chat { add_special_tokens, truncation, .. } = self;
+        Prompt::Text { text, add_special_tokens, truncation, exact }
+    }
+
     pub fn read(request: &Request<'_>, defaults: &Dict) -> Result<Chat, Skip> {
         let messages = request.value("messages")?.ok_or(Skip::Refused)?;
         let tools = request.value("tools")?.map(|list| tools::tools(&list)).transpose()?;

@@ -11,6 +11,7 @@
 //! | `generate` | SGLang's `/generate` |
 //! | `deepseek` | DeepSeek V3.2 and V4, whose prompts no template makes |
 //! | `harmony` | gpt-oss, whose prompts no template makes |
+//! | `media` | what is known of a prompt with images |
 //! | `jinja` | a chat template, compiled once |
 //! | `question` | requests of models whose prompts an engine makes |
 //! | `tokenizer` | the one seam to the tokenizer crates |
@@ -29,6 +30,7 @@ mod harmony;
 mod inspect;
 mod jinja;
 mod json;
+mod media;
 mod messages;
 pub mod model;
 mod models;

@@ -3,6 +3,7 @@
 //! The engine checks each message against the shapes of the OpenAI client and takes from it what it
 //! knows. A role that it does not know is checked less.
 
+mod parts;
 #[cfg(test)]
 mod tests;
 
@@ -11,82 +12,55 @@ use super::json::{self, Room};
 use super::python::{Dict, Json};
 use crate::types::Skip;
 
-/// What the engine reads of a content part: these fields are not handed on with its text.
-const PART_FIELDS: [&str; 18] = [
-    "audio_embeds",
-    "audio_url",
-    "closed",
-    "data",
-    "file",
-    "image_embeds",
-    "image_pil",
-    "image_url",
-    "input_audio",
-    "name",
-    "prompt_cache_breakpoint",
-    "refusal",
-    "text",
-    "thinking",
-    "type",
-    "uuid",
-    "video_embeds",
-    "video_url",
-];
-
-/// Fields and types of parts that are no text.
-const MEDIA: [&str; 12] = [
-    "audio_embeds",
-    "audio_url",
-    "file",
-    "image_embeds",
-    "image_pil",
-    "image_url",
-    "input_audio",
-    "input_image",
-    "prompt_embeds",
-    "video_embeds",
-    "video_url",
-    "input_file",
-];
+use parts::{Kind, Part, join, part};
+pub(crate) use parts::{Media, is_media};
 
 const CHECKED_ROLES: [&str; 5] = ["assistant", "developer", "system", "tool", "user"];
 
 /// A system text that starts with this loses its first line, which differs from request to request.
 pub(crate) const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
-/// The conversation of a request's `messages`.
+/// The conversation of a request's `messages`, which hold nothing but text.
 pub(crate) fn conversation(messages: &Json, format: ContentFormat) -> Result<Vec<Dict>, Skip> {
+    conversation_with(messages, format, Media::Named)
+}
+
+/// The conversation of a request's `messages`.
+pub(crate) fn conversation_with(
+    messages: &Json,
+    format: ContentFormat,
+    media: Media<'_>,
+) -> Result<Vec<Dict>, Skip> {
     let messages = messages.as_list().ok_or(Skip::Refused)?;
     let mut room = Room::default();
     messages
         .iter()
-        .map(|message| convert(message.as_dict().ok_or(Skip::Refused)?, format, &mut room))
+        .map(|message| convert(message.as_dict().ok_or(Skip::Refused)?, format, media, &mut room))
         .collect()
 }
 
 /// Whether a message has a part that is no text.
 pub(crate) fn has_media(messages: &Json) -> bool {
-    let content = |message: &Json| message.as_dict().and_then(|dict| dict.get("content")).cloned();
+    let mut messages = messages.as_list().into_iter().flatten().filter_map(Json::as_dict);
+    messages.any(has_media_parts)
+}
+
+fn has_media_parts(message: &Dict) -> bool {
     let is_media = |part: &Json| part.as_dict().is_some_and(is_media);
-    messages
-        .as_list()
-        .into_iter()
-        .flatten()
-        .filter_map(content)
-        .any(|content| content.as_list().is_some_and(|parts| parts.iter().any(is_media)))
+    message.get("content").and_then(Json::as_list).is_some_and(|parts| parts.iter().any(is_media))
 }
 
-pub(crate) fn is_media(part: &Dict) -> bool {
-    let kind = part.get("type").and_then(Json::as_str);
-    MEDIA.iter().any(|field| part.get(field).is_some() || kind == Some(field))
-}
-
-fn convert(message: &Dict, format: ContentFormat, room: &mut Room) -> Result<Dict, Skip> {
+fn convert(
+    message: &Dict,
+    format: ContentFormat,
+    media: Media<'_>,
+    room: &mut Room,
+) -> Result<Dict, Skip> {
     let role = message.get("role").and_then(Json::as_str).ok_or(Skip::Refused)?;
     check_fields(message, role)?;
     let mut out = Dict::default();
     out.set("role", Json::str(role));
-    out.set("content", content(message, role, format)?);
+    out.set("content", content(message, role, format, media)?);
     match role {
         "assistant" => {
             if let Some(calls) = message.given("tool_calls") {
@@ -140,7 +114,12 @@ pub(crate) fn check_fields(message: &Dict, role: &str) -> Result<(), Skip> {
     if countable && fits && custom_fits { Ok(()) } else { Err(Skip::Refused) }
 }
 
-fn content(message: &Dict, role: &str, format: ContentFormat) -> Result<Json, Skip> {
+fn content(
+    message: &Dict,
+    role: &str,
+    format: ContentFormat,
+    media: Media<'_>,
+) -> Result<Json, Skip> {
     let texts = match message.get("content") {
         None if matches!(role, "developer" | "function") => return Err(Skip::Refused),
         None => Vec::new(),
@@ -152,98 +131,27 @@ fn content(message: &Dict, role: &str, format: ContentFormat) -> Result<Json, Sk
             Vec::new()
         }
         Some(text @ Json::Str(_)) => {
-            vec![Part { text: text.clone(), extra: Vec::new(), tool: None }]
+            vec![Part::text(text.clone())]
         }
         Some(Json::List(parts)) => parts
             .0
             .iter()
-            .filter_map(|item| part(item, role).transpose())
+            .filter_map(|item| part(item, role, media).transpose())
             .collect::<Result<_, _>>()?,
         Some(_) => return Err(Skip::Refused),
     };
-    let texts = if role == "system" { without_billing(texts) } else { texts };
-    let has_tools = texts.iter().any(|part| part.tool.is_some());
-    // Parts of tool messages become one string, unless one of them is a reference.
+    let mut texts = if role == "system" { without_billing(texts) } else { texts };
+    if let (Media::Front(mark), true) = (media, has_media_parts(message)) {
+        texts.insert(0, Part::text(Json::str(mark)));
+    }
+    let has_others = texts.iter().any(|part| !matches!(part.kind, Kind::Text));
+    // Parts of tool messages become one string, unless one of them is no text.
     match format {
-        ContentFormat::Parts if role != "tool" || has_tools => {
+        ContentFormat::Parts if role != "tool" || has_others => {
             Ok(Json::list(texts.into_iter().map(Part::into_json).collect()))
         }
         ContentFormat::Parts => Ok(join(&texts, false)),
         ContentFormat::String => Ok(join(&texts, true)),
-    }
-}
-
-fn join(parts: &[Part], skip_empty: bool) -> Json {
-    if let [Part { text, .. }] = parts {
-        return text.clone();
-    }
-    let texts = parts.iter().filter_map(|part| part.text.as_str());
-    let texts: Vec<&str> = texts.filter(|text| !(skip_empty && text.is_empty())).collect();
-    Json::str(&texts.join("\n"))
-}
-
-/// A part of a content that is text, or a reference to a tool.
-struct Part {
-    text: Json,
-    /// Fields that the engine does not know.
-    extra: Vec<(std::sync::Arc<str>, Json)>,
-    /// The name of the tool that is referred to.
-    tool: Option<Json>,
-}
-
-impl Part {
-    fn into_json(self) -> Json {
-        let mut dict = Dict::default();
-        if let Some(name) = self.tool {
-            dict.set("type", Json::str("tool_reference"));
-            dict.set("name", name);
-        } else {
-            dict.set("type", Json::str("text"));
-            dict.set("text", self.text);
-            self.extra.into_iter().for_each(|(key, value)| dict.insert(key, value));
-        }
-        Json::dict(dict)
-    }
-}
-
-/// One content part; none where it is without text and its role is checked less.
-fn part(part: &Json, role: &str) -> Result<Option<Part>, Skip> {
-    let checked = CHECKED_ROLES.contains(&role);
-    let dict = match part {
-        Json::Str(_) if !checked => {
-            return Ok(Some(Part { text: part.clone(), extra: Vec::new(), tool: None }));
-        }
-        Json::Dict(dict) => dict,
-        _ => return Err(Skip::Refused),
-    };
-    if is_media(dict) {
-        return Err(Skip::Multimodal);
-    }
-    let kind = dict.get("type").and_then(Json::as_str).ok_or(Skip::Refused)?;
-    let field = match kind {
-        "text" => "text",
-        "refusal" => "refusal",
-        "thinking" => "thinking",
-        "input_text" | "output_text" if !checked => "text",
-        "tool_reference" => {
-            let name = dict.get("name").cloned().unwrap_or(Json::Null);
-            return Ok(Some(Part { text: name.clone(), extra: Vec::new(), tool: Some(name) }));
-        }
-        _ => return Err(Skip::Refused),
-    };
-    if dict.given("uuid").is_some() {
-        return Err(Skip::Refused);
-    }
-    match dict.get(field) {
-        Some(text @ Json::Str(_)) => {
-            let unknown =
-                |(key, _): &(&std::sync::Arc<str>, &Json)| !PART_FIELDS.contains(&&***key);
-            let extra =
-                dict.iter().filter(unknown).map(|(key, value)| (key.clone(), value.clone()));
-            Ok(Some(Part { text: text.clone(), extra: extra.collect(), tool: None }))
-        }
-        None | Some(Json::Null) if !checked && kind != "thinking" => Ok(None),
-        _ => Err(Skip::Refused),
     }
 }
 
