@@ -19,6 +19,17 @@ const LIFETIME: Duration = Duration::from_secs(60);
 /// 128 bits, keyed at random: nobody outside can make two requests with one digest.
 pub type Digest = (u64, u64);
 
+/// The keys of digests, apart from the cache: a long body is not to be hashed under its lock.
+#[derive(Default)]
+pub struct Digests(RandomState, RandomState);
+
+impl Digests {
+    pub fn of(&self, model: usize, api: Api, body: &[u8]) -> Digest {
+        let what = (model, api.render, body);
+        (self.0.hash_one(what), self.1.hash_one(what))
+    }
+}
+
 struct Entry {
     ids: Arc<[TokenId]>,
     since: Instant,
@@ -28,7 +39,6 @@ struct Entry {
 
 #[derive(Default)]
 pub struct Cache {
-    keys: (RandomState, RandomState),
     entries: HashMap<Digest, Entry>,
     order: BTreeMap<u64, Digest>,
     turn: u64,
@@ -36,11 +46,6 @@ pub struct Cache {
 }
 
 impl Cache {
-    pub fn digest(&self, model: usize, api: Api, body: &[u8]) -> Digest {
-        let what = (model, api.render, body);
-        (self.keys.0.hash_one(what), self.keys.1.hash_one(what))
-    }
-
     pub fn get(&mut self, digest: Digest, now: Instant) -> Option<Arc<[TokenId]>> {
         let entry = self.entries.get_mut(&digest)?;
         if now.duration_since(entry.since) >= LIFETIME {
@@ -124,12 +129,12 @@ mod tests {
 
     #[test]
     fn a_digest_is_of_model_api_and_body() {
-        let cache = Cache::default();
+        let digests = Digests::default();
         let api = |render| Api { render, tokenize: true };
-        let digest = cache.digest(1, api("/a"), b"x");
-        assert_eq!(digest, cache.digest(1, api("/a"), b"x"));
+        let digest = digests.of(1, api("/a"), b"x");
+        assert_eq!(digest, digests.of(1, api("/a"), b"x"));
         for other in [(2, "/a", "x"), (1, "/b", "x"), (1, "/a", "y")] {
-            assert_ne!(digest, cache.digest(other.0, api(other.1), other.2.as_bytes()));
+            assert_ne!(digest, digests.of(other.0, api(other.1), other.2.as_bytes()));
         }
         assert_ne!(digest.0, digest.1);
     }

@@ -1,7 +1,7 @@
 //! One model's servers: which is asked, what becomes of one that fails.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use ureq::Agent;
@@ -22,8 +22,10 @@ const MAX_ANSWER: u64 = 16 << 20;
 /// Engines close connections that idle for five seconds.
 const IDLE: Duration = Duration::from_secs(4);
 
-/// A server that failed is asked after all others for this long.
+/// A server that failed is asked after all others for this long, and for twice as long each time that
+/// it fails again, as that may cost a request its deadline.
 const PENANCE: Duration = Duration::from_secs(5);
+const MOST_DOUBLINGS: u32 = 6;
 
 /// A server that does not render is asked to again after this.
 const RENDER_AGAIN: Duration = Duration::from_secs(60);
@@ -44,7 +46,23 @@ pub struct Client {
 struct Server {
     address: String,
     failed: Until,
+    /// Failures since the last answer, each after the penance of the one before.
+    failures: AtomicU32,
     no_render: Until,
+}
+
+impl Server {
+    fn fail(&self, now: u64) {
+        // Questions that were out together fail together.
+        if self.failed.is_over(now) {
+            let before = self.failures.fetch_add(1, Ordering::Relaxed);
+            self.failed.set(now, PENANCE * (1 << before.min(MOST_DOUBLINGS)));
+        }
+    }
+
+    fn answered(&self) {
+        self.failures.store(0, Ordering::Relaxed);
+    }
 }
 
 /// A moment that threads share, in milliseconds after the client's start.
@@ -71,8 +89,12 @@ impl Client {
             .user_agent("ngx-kvc-aware")
             .max_idle_age(IDLE)
             .build();
-        let server =
-            |address| Server { address, failed: Until::default(), no_render: Until::default() };
+        let server = |address| Server {
+            address,
+            failed: Until::default(),
+            failures: AtomicU32::new(0),
+            no_render: Until::default(),
+        };
         Client {
             agent: Agent::with_parts(config, DefaultConnector::default(), Addresses),
             servers: source.servers.into_iter().map(server).collect(),
@@ -92,17 +114,19 @@ impl Client {
         let mut last = RemoteError::NoServer;
         for server in self.order() {
             match self.ask_one(server, api, body, deadline) {
-                Err(error) if matches!(error.skip(), Skip::RemoteFailed | Skip::Unsupported) => {
-                    if error.skip() == Skip::RemoteFailed {
-                        server.failed.set(self.now(), PENANCE);
-                    }
+                Err(error) if error.skip() == Skip::Unsupported => last = error,
+                Err(error) if error.skip() == Skip::RemoteFailed => {
+                    server.fail(self.now());
                     last = error;
                 }
                 Err(RemoteError::Deadline) => {
-                    server.failed.set(self.now(), PENANCE);
+                    server.fail(self.now());
                     return Err(RemoteError::Deadline);
                 }
-                done => return done,
+                done => {
+                    server.answered();
+                    return done;
+                }
             }
         }
         Err(last)
@@ -145,7 +169,7 @@ impl Client {
                 200 => return read(address, path, answer::rendered(&answer)),
                 400 => return Err(RemoteError::Refused),
                 // Not built in, or not switched on.
-                403 | 405 => server.no_render.set(self.now(), RENDER_AGAIN),
+                403 | 405 | 501 => server.no_render.set(self.now(), RENDER_AGAIN),
                 404 if answer::names_an_error(&answer) => {}
                 404 => server.no_render.set(self.now(), RENDER_AGAIN),
                 status => {
@@ -156,9 +180,10 @@ impl Client {
         if !api.tokenize {
             return Err(RemoteError::NoRender { server: address.clone() });
         }
-        // A refusal here says nothing of the request itself: it is a subset of what it may say.
         match self.post(address, TOKENIZE, body, deadline)? {
             (200, answer) => read(address, TOKENIZE, answer::tokenized(&answer)),
+            // It takes less than the request's own path, so this is no refusal of the request.
+            (400 | 422, _) => Err(RemoteError::NoRender { server: address.clone() }),
             (status, _) => {
                 Err(RemoteError::Status { server: address.clone(), path: TOKENIZE, status })
             }
@@ -180,6 +205,10 @@ impl Client {
             answer => answer,
         };
         answer.map_err(|error| match error {
+            ureq::Error::Timeout(ureq::Timeout::Connect) => RemoteError::Connection {
+                server: server.to_owned(),
+                cause: "no connection".to_owned(),
+            },
             ureq::Error::Timeout(_) => RemoteError::Deadline,
             error => {
                 RemoteError::Connection { server: server.to_owned(), cause: error.to_string() }
@@ -203,6 +232,8 @@ impl Client {
             .post(format!("http://{server}{path}"))
             .config()
             .timeout_global(Some(left))
+            // What is left then is for another server.
+            .timeout_connect(Some(left / 2))
             .build()
             .content_type("application/json");
         if let Some(bearer) = &self.bearer {
@@ -242,5 +273,32 @@ impl Resolver for Addresses {
         let mut found = self.empty();
         found.push(address);
         Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn penance_grows_until_an_answer() {
+        let server = Server {
+            address: String::new(),
+            failed: Until::default(),
+            failures: AtomicU32::new(0),
+            no_render: Until::default(),
+        };
+        let mut now = 0;
+        for seconds in [5, 10, 20, 40, 80, 160, 320, 320] {
+            server.fail(now);
+            // One that failed together with it.
+            server.fail(now + 1);
+            assert!(!server.failed.is_over(now + 1000 * seconds - 1), "{seconds}");
+            now += 1000 * seconds;
+            assert!(server.failed.is_over(now), "{seconds}");
+        }
+        server.answered();
+        server.fail(now);
+        assert!(server.failed.is_over(now + 5000));
     }
 }

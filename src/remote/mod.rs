@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::types::{Skip, TokenId};
-use cache::Cache;
+use cache::{Cache, Digests};
 use client::Client;
 
 /// How long one who sets no deadline waits for an answer.
@@ -77,7 +77,7 @@ pub enum RemoteError {
     Refused,
     #[error("the prompt is not text alone")]
     Multimodal,
-    #[error("{server} does not render, and its /tokenize would make other tokens")]
+    #[error("{server} does not render, and its /tokenize makes no or other tokens of this request")]
     NoRender { server: String },
     #[error("{server} answers {path} with status {status}")]
     Status { server: String, path: &'static str, status: u16 },
@@ -107,13 +107,14 @@ impl RemoteError {
 /// All remote models of one worker and what they have answered.
 pub struct Remotes {
     clients: HashMap<usize, Client>,
+    digests: Digests,
     cache: Mutex<Cache>,
 }
 
 impl Remotes {
     pub fn new(sources: Vec<Source>) -> Remotes {
         let clients = sources.into_iter().map(|source| (source.model, Client::new(source)));
-        Remotes { clients: clients.collect(), cache: Mutex::default() }
+        Remotes { clients: clients.collect(), digests: Digests::default(), cache: Mutex::default() }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -122,9 +123,8 @@ impl Remotes {
 
     /// What this request has been answered before.
     pub fn cached(&self, model: usize, api: Api, body: &[u8]) -> Option<Arc<[TokenId]>> {
-        let mut cache = self.cache.lock();
-        let digest = cache.digest(model, api, body);
-        cache.get(digest, Instant::now())
+        let digest = self.digests.of(model, api, body);
+        self.cache.lock().get(digest, Instant::now())
     }
 
     /// Asks the model's servers; blocks until one has answered, all have failed or the deadline is
@@ -139,9 +139,8 @@ impl Remotes {
         let client = self.clients.get(&model).ok_or(RemoteError::NoServer)?;
         let deadline = deadline.unwrap_or_else(|| Instant::now() + PATIENCE);
         let ids: Arc<[TokenId]> = client.ask(api, body, deadline)?.into();
-        let mut cache = self.cache.lock();
-        let digest = cache.digest(model, api, body);
-        cache.put(digest, ids.clone(), Instant::now());
+        let digest = self.digests.of(model, api, body);
+        self.cache.lock().put(digest, ids.clone(), Instant::now());
         Ok(ids)
     }
 

@@ -179,6 +179,7 @@ fn one_that_does_not_render_is_asked_to_tokenize() {
     for (answer, remembered) in [
         (NOT_FOUND, true),
         ((403, r#"{"error":{"message":"disabled"}}"#), true),
+        ((501, r#"{"error":{"message":"this model does not render"}}"#), true),
         ((404, r#"{"error":{"message":"no such model"}}"#), false),
     ] {
         let tokens = (200, r#"{"count":1,"tokens":[5]}"#);
@@ -221,9 +222,13 @@ fn each_failure_has_its_name() {
         assert_eq!(asked((status, "{}")), RemoteError::Status { server, path, status });
     }
     assert_eq!(asked((200, "garbage")), RemoteError::Answer { server: server.clone(), path });
-    engine.answer("/tokenize", (400, "{}"));
     let path = "/tokenize";
-    assert_eq!(asked(NOT_FOUND), RemoteError::Status { server: server.clone(), path, status: 400 });
+    for status in [404, 500] {
+        engine.answer(path, (status, "{}"));
+        assert_eq!(asked(NOT_FOUND), RemoteError::Status { server: server.clone(), path, status });
+    }
+    engine.answer(path, (400, r#"{"error":{"message":"gpt-oss is not tokenized here"}}"#));
+    assert_eq!(asked(NOT_FOUND), RemoteError::NoRender { server: server.clone() });
     engine.answer("/tokenize", (200, r#"{"tokens":[200006,17360,200008,1]}"#));
     assert_eq!(asked(NOT_FOUND), RemoteError::NoRender { server });
     assert_eq!(ask(&remotes(&[], None), CHAT, "a"), Err(RemoteError::NoServer));
@@ -246,6 +251,31 @@ fn no_answer_ends_with_the_deadline() {
     }
     assert_eq!(engine.paths().len(), 1);
     assert_eq!(remotes.ask(3, CHAT, b"d", Some(deadline)), Err(RemoteError::Deadline));
+}
+
+/// A listener to whom no connection comes through: its queue is full. The connections fill it.
+fn unreachable() -> (TcpListener, Vec<TcpStream>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let connect = || TcpStream::connect_timeout(&address, Duration::from_millis(200)).ok();
+    let waiting = std::iter::from_fn(connect).collect();
+    (listener, waiting)
+}
+
+#[test]
+fn one_that_does_not_connect_leaves_time_for_another() {
+    let (listener, _waiting) = unreachable();
+    let address = listener.local_addr().unwrap().to_string();
+    let other = Engine::renders("[1]");
+    let servers = vec![address.clone(), other.address.clone()];
+    let both = Remotes::new(vec![Source { model: 3, servers, key: None }]);
+    let deadline = Instant::now() + Duration::from_secs(4);
+    assert_eq!(both.ask(3, CHAT, b"a", Some(deadline)).as_deref(), Ok(&[1][..]));
+    let alone = Remotes::new(vec![Source { model: 3, servers: vec![address.clone()], key: None }]);
+    let deadline = Instant::now() + Duration::from_millis(100);
+    let error = alone.ask(3, CHAT, b"a", Some(deadline)).unwrap_err();
+    let cause = "no connection".to_owned();
+    assert_eq!(error, RemoteError::Connection { server: address, cause });
 }
 
 #[test]
