@@ -179,9 +179,9 @@ qr{\[warn\] .*kvc_aware: model "tiny" is not available: ".*/t/models/none/tokeni
 my $file = '{"type": "file", "file": {"file_id": "a"}}';
 my $body = qq({"model": "tiny", "messages": [{"role": "user", "content": [$file]}]});
 skipped(multimodal => post('/v1/chat/completions', $body), $body, 'tiny');
-my $image = '{"type": "image", "source": {"type": "url", "url": "https://127.0.0.1/a.png"}}';
-$body = qq({"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": [$image]}]});
-skipped(multimodal => post('/v1/messages', $body), $body, 'tiny');
+my $image = '{"type": "input_image", "image_url": "https://127.0.0.1/a.png"}';
+$body = qq({"model": "tiny", "input": [{"role": "user", "content": [$image]}]});
+skipped(multimodal => post('/v1/responses', $body), $body, 'tiny');
 counted(multimodal => 2);
 
 === TEST 12: refused

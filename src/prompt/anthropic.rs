@@ -233,6 +233,7 @@ fn convert(message: &Dict, out: &mut Vec<Json>) -> Result<(), Skip> {
 /// What the blocks of a message come down to.
 #[derive(Default)]
 struct Parts {
+    /// And images, as a chat has them.
     texts: Vec<Json>,
     calls: Vec<Json>,
     reasoning: Option<String>,
@@ -247,7 +248,7 @@ impl Parts {
                 }
             }
             "image" if block.given("source").is_some_and(Json::is_true) => {
-                return Err(Skip::Multimodal);
+                self.texts.push(image(block)?);
             }
             "thinking" => {
                 if let Some(text) = text(block, "thinking")? {
@@ -269,13 +270,27 @@ impl Parts {
         if !self.calls.is_empty() {
             message.set("tool_calls", Json::list(self.calls));
         }
-        let part = |text| entries([("type", Json::str("text")), ("text", text)]);
-        match self.texts.len() {
-            0 => {}
-            1 => message.set("content", self.texts.remove(0)),
+        let part = |part: Json| match part {
+            text @ Json::Str(_) => entries([("type", Json::str("text")), ("text", text)]),
+            image => image,
+        };
+        match self.texts.as_slice() {
+            [] => {}
+            [Json::Str(_)] => message.set("content", self.texts.remove(0)),
             _ => message.set("content", Json::list(self.texts.into_iter().map(part).collect())),
         }
     }
+}
+
+/// An image, of which no more is looked at.
+fn image(block: &Dict) -> Result<Json, Skip> {
+    let source = block.given("source").and_then(Json::as_dict).ok_or(Skip::Refused)?;
+    let is_url = source.get("type").and_then(Json::as_str) == Some("url");
+    // The engine leaves some of those out that have none.
+    if is_url && !source.given("url").is_some_and(Json::is_true) {
+        return Err(Skip::Multimodal);
+    }
+    Ok(entries([("type", Json::str("image_url")), ("image_url", Json::dict(Dict::default()))]))
 }
 
 fn tool_call(block: &Dict) -> Result<Json, Skip> {
@@ -308,6 +323,7 @@ fn echoed_result(block: &Dict) -> Result<String, Skip> {
 
 fn tool_result(block: &Dict, out: &mut Vec<Json>) -> Result<(), Skip> {
     let mut texts = Vec::new();
+    let mut images = Vec::new();
     let mut references = Vec::new();
     match block.given("content") {
         Some(Json::Str(text)) => texts.push(&**text),
@@ -318,7 +334,7 @@ fn tool_result(block: &Dict, out: &mut Vec<Json>) -> Result<(), Skip> {
                         None => "",
                         Some(text) => text.as_str().ok_or(Skip::Refused)?,
                     }),
-                    "image" => return Err(Skip::Multimodal),
+                    "image" => images.push(image(item)?),
                     "tool_reference" => {
                         let named = |name| item.get(name).filter(|name| name.is_true());
                         if let Some(name) = named("tool_name").or(named("name")) {
@@ -337,6 +353,9 @@ fn tool_result(block: &Dict, out: &mut Vec<Json>) -> Result<(), Skip> {
         entries([("role", Json::str("tool")), ("tool_call_id", id.clone()), ("content", content)])
     };
     out.push(message(Json::str(&texts.join("\n"))));
+    if !images.is_empty() {
+        out.push(entries([("role", Json::str("user")), ("content", Json::list(images))]));
+    }
     if !references.is_empty() {
         out.push(message(Json::list(references)));
     }

@@ -152,6 +152,36 @@ mod tests {
     }
 
     #[test]
+    fn an_image_of_another_api_is_one_of_a_chat() {
+        let models = vision();
+        let image = r#"{"type":"image","source":{"type":"url","url":"u"}}"#;
+        let text = r#"{"type":"text","text":"What is this?"}"#;
+        let call = r#"{"role":"assistant","content":[{"type":"tool_use","id":"1","name":"look",
+            "input":{}}]}"#;
+        let result =
+            format!(r#"{{"type":"tool_result","tool_use_id":"1","content":[{text},{image}]}}"#);
+        let chat_call = r#"{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":
+            "function","function":{"name":"look","arguments":"{}"}}]}"#;
+        let chat_result = r#"{"role":"tool","tool_call_id":"1","content":"What is this?"}"#;
+        let asked = r#"{"role":"user","content":"Look"}"#;
+        for (messages, chat) in [
+            (user(&[text, image]), user(&[BEFORE, IMAGE])),
+            (
+                format!("{asked},{call},{}", user(&[&result])),
+                format!("{asked},{chat_call},{chat_result},{}", user(&[IMAGE])),
+            ),
+        ] {
+            let body = format!(r#"{{"model":"tiny","max_tokens":1,"messages":[{messages}]}}"#);
+            let limits = Limits { max_text: 1 << 20, deadline: None };
+            let outcome =
+                models.tokenize(Endpoint::Messages, body.as_bytes(), &limits, false, |_| ());
+            let ids = outcome.result.unwrap().ids;
+            assert!(ids.len() > 10);
+            assert_eq!(ids, run(&models, &chat).unwrap().ids, "{messages}");
+        }
+    }
+
+    #[test]
     fn images_that_come_later_do_not_matter() {
         let models = vision();
         let one = run(&models, &format!("{SYSTEM},{}", user(&[BEFORE, IMAGE]))).unwrap();
