@@ -16,8 +16,8 @@ use crate::shared::{Dropped, MIN_ZONE_BYTES, ServerField, Zone};
 use crate::types::{Overlap, ServerId};
 
 /// Requests overlap in time there, or blocks are announced without being stored, or nothing is
-/// credited.
-const LOOSE: [&str; 7] = [
+/// credited, or images have keys that are not known.
+const LOOSE: [&str; 8] = [
     "concurrent",
     "abort",
     "report_mode",
@@ -25,6 +25,7 @@ const LOOSE: [&str; 7] = [
     "b32_48blocks_eviction.",
     "hybrid",
     "gptoss",
+    "image",
 ];
 
 fn files() -> Vec<PathBuf> {
