@@ -3,7 +3,7 @@ NGINX ?=
 # For each target of `make fuzz`.
 SECONDS ?= 600
 
-.PHONY: help build test demo bench soak test-vllm loom golden fuzz fmt clean
+.PHONY: help build test demo bench soak chaos asan coverage test-vllm loom golden fuzz fmt clean
 
 help:
 	@echo 'make build           target/ngx_http_kvc_aware_module.so for the installed nginx, or for'
@@ -16,6 +16,10 @@ help:
 	@echo 'make test NGINX=1.28 the suites on nginx 1.28; also 1.26 and 1.30'
 	@echo 'make bench           added latency, lookups and events, as ratios'
 	@echo 'make soak            10,000 mixed requests, reloads, a killed engine: nothing may break'
+	@echo 'make chaos           200 kills of the writer, 100 reloads, failing engines: nothing may fail or stay'
+	@echo '                     behind; KILLS=, RELOADS=, EVENTS=, SEED='
+	@echo 'make asan            the suites and clients that go away, on an nginx with sanitizers'
+	@echo 'make coverage        lines of the domain that tests run: at least 90 of 100'
 	@echo 'make golden GOLDEN_DIR=<folder>  prompts and ids against cases of a real engine'
 	@echo 'make test-vllm       predictions and policies on real vLLM workers on the CPU'
 	@echo 'make loom            every interleaving of a reader and the writer of the index, in small models'
@@ -39,6 +43,15 @@ bench:
 
 soak:
 	@scripts/soak
+
+chaos:
+	@KILLS='$(KILLS)' RELOADS='$(RELOADS)' EVENTS='$(EVENTS)' SEED='$(SEED)' scripts/chaos
+
+asan:
+	@scripts/asan
+
+coverage:
+	@scripts/coverage
 
 golden:
 	@GOLDEN_DIR='$(GOLDEN_DIR)' scripts/golden

@@ -133,6 +133,14 @@ all_connected() { # host:port count
         grep -o '"connected": *true' | wc -l)" = "$2" ]
 }
 
+# Requests that are under way, as the index page at that address counts them.
+in_flight() { # host:port
+    curl -sf "http://$1/internal/kv-index?limit=0" | grep -o '"in_flight": *[0-9]*' |
+        awk -F: '{ sum += $2 } END { if (NR) print sum + 0 }'
+}
+
+nothing_in_flight() { [ "$(in_flight "$1")" = 0 ]; }
+
 # Inside location: the way to an upstream that the module's documentation recommends.
 nginx_proxy() { # upstream
     cat <<CONF
