@@ -128,8 +128,12 @@ unsafe fn submit(r: *mut ngx_http_request_t) -> Result<(), Skip> {
         context.stage = Stage::Waiting(id);
         // A timer that holds back the exit of a worker: the request must not be dropped by it.
         context.start_deadline(deadline, conf.deadline());
-        (*r).read_event_handler = Some(ngx_http_test_reading);
         (*r).write_event_handler = Some(ngx_http_request_empty_handler);
+        if process.ignores_abort.is_some_and(|flag| flag.is_on(r)) {
+            (*r).read_event_handler = Some(ngx_http_block_reading);
+            return Ok(());
+        }
+        (*r).read_event_handler = Some(ngx_http_test_reading);
         // The client may have gone already, with the last bytes of its body: no event tells of it
         // again.
         let read = (*(*r).connection).read;

@@ -44,9 +44,10 @@ impl Choice {
     ) -> Option<Choice> {
         let started = std::time::Instant::now();
         // SAFETY: the caller's; the configuration lives as long as the process's requests.
-        let (process, conf, context) =
-            unsafe { (process::get()?, upstream_conf(upstream)?, Context::attach(r)?) };
+        let (process, conf) = unsafe { (process::get()?, upstream_conf(upstream)?) };
         conf.zone.as_ref()?;
+        // SAFETY: as above.
+        let context = unsafe { Context::attach(r)? };
         let tokens = context.prompt.as_ref().ok();
         // SAFETY: as above.
         let plan = unsafe {
@@ -138,7 +139,8 @@ pub unsafe fn rank_for_headers(r: *mut ngx_http_request_t) -> Option<u32> {
     // SAFETY: the caller's; nginx sets an upstream up before it makes the request for it.
     unsafe {
         let upstream = (*r).upstream.as_ref()?;
-        if upstream.peer.get.is_some() {
+        // The answer of a request that was never sent has a status and no peer.
+        if upstream.peer.get.is_some() || (*r).headers_out.status != 0 {
             return None;
         }
         let chosen = upstream_of(r)?;

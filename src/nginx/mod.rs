@@ -19,6 +19,7 @@
 //! | `choice` | one request's choice: the servers in order, the first reserved |
 //! | `booking` | what a choice changes: loads, counters, what is learned and looked out for |
 //! | `peers` | nginx's own peers: iteration, locks, usability |
+//! | `flag` | flags of other modules' locations |
 //! | `filter` | what an answer tells: its first token, the usage report |
 //! | `following` | whose events are followed: the peers as they are now |
 //! | `variables` | `$kvc_aware_*` |
@@ -36,6 +37,7 @@ mod context;
 mod directives;
 mod explain;
 mod filter;
+mod flag;
 mod following;
 mod index_page;
 mod jobs;

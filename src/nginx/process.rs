@@ -12,6 +12,7 @@ use nginx_sys::{
 use ngx::http::HttpModuleConfExt;
 
 use super::conf::{MainConf, UpstreamConf, balanced};
+use super::flag::Flag;
 use super::following::{self, Following, endpoint_of};
 use super::guard;
 use super::jobs::Jobs;
@@ -42,6 +43,8 @@ pub struct Process {
     upstreams: RefCell<HashMap<String, UpstreamRow<'static>>>,
     /// It was said that ranks are not named.
     loose: Cell<bool>,
+    /// Where nginx goes on with a request whose client has left.
+    pub ignores_abort: Option<Flag>,
 }
 
 /// The rows of a peer, and what tells whether they are still its own.
@@ -141,7 +144,9 @@ pub unsafe extern "C" fn init(cycle: *mut ngx_cycle_t) -> ngx_int_t {
         let Some(declared) = &conf.zone else { return };
         // SAFETY: the cycle's zones are mapped.
         let Some(zone) = (unsafe { zone::open(declared.shm) }) else { return };
-        match start(conf, zone) {
+        // SAFETY: the cycle is live; it is a flag of locations.
+        let ignores_abort = unsafe { Flag::of(cycle, b"proxy_ignore_client_abort") };
+        match start(conf, zone, ignores_abort) {
             // SAFETY: the main thread, before any request.
             Ok(process) => unsafe { *PROCESS.0.get() = Some(process) },
             Err(cause) => {
@@ -166,7 +171,11 @@ unsafe fn main_of<'a>(cycle: *mut ngx_cycle_t) -> Option<&'a MainConf> {
     }
 }
 
-fn start(conf: &MainConf, zone: Zone<'static>) -> Result<Process, String> {
+fn start(
+    conf: &MainConf,
+    zone: Zone<'static>,
+    ignores_abort: Option<Flag>,
+) -> Result<Process, String> {
     // SAFETY: no thread of this process has been started yet, so nobody reads the environment.
     unsafe { std::env::set_var("FASTOKENS_BPE_THREADS", "1") };
     let models = conf.models.clone().ok_or("no models")?;
@@ -196,6 +205,7 @@ fn start(conf: &MainConf, zone: Zone<'static>) -> Result<Process, String> {
         servers: RefCell::default(),
         upstreams: RefCell::default(),
         loose: Cell::default(),
+        ignores_abort,
     })
 }
 

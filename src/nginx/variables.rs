@@ -7,8 +7,10 @@ use nginx_sys::{
 };
 
 use super::conf::location_conf;
-use super::context::Context;
+use super::context::{Context, Stage};
 use super::{choice, guard, process};
+use crate::prompt::Tokens;
+use crate::types::Skip;
 
 /// What a variable is made from.
 struct Source {
@@ -37,7 +39,7 @@ const VARIABLES: &[(&str, Value)] = &[
         };
         Some(rank?.to_string())
     }),
-    ("kvc_aware_exact", |s| match &s.context()?.prompt {
+    ("kvc_aware_exact", |s| match s.context()?.looked_at()? {
         Ok(tokens) => Some(tokens.exact.to_string()),
         Err(skip) => Some(skip.name().to_owned()),
     }),
@@ -67,6 +69,14 @@ impl Context {
         Some(process::get()?.models.name(self.model?).to_owned())
     }
 
+    /// What the access phase has come to; `None` for a request that ended in the middle of it.
+    fn looked_at(&self) -> Option<&Result<Tokens, Skip>> {
+        match self.stage {
+            Stage::Reading | Stage::Waiting(_) => None,
+            Stage::New | Stage::Done => Some(&self.prompt),
+        }
+    }
+
     /// The server that was chosen, where the choice rested on tokens.
     fn matched(&self) -> Option<&super::context::Picked> {
         self.prompt.as_ref().ok()?;
@@ -74,7 +84,7 @@ impl Context {
     }
 
     fn status(&self) -> Option<String> {
-        let picked = match &self.prompt {
+        let picked = match self.looked_at()? {
             Err(skip) => return Some(skip.to_string()),
             Ok(_) => self.picked.as_ref()?,
         };
