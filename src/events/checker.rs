@@ -19,6 +19,8 @@ use crate::types::{BlockHash, EngineHash, ServerId, TokenId};
 
 /// From the first token until all that it took must have been told. Events come mostly before it.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// The same where nothing came in the place of what is missing: it may be late.
+const LONG_PATIENCE: Duration = Duration::from_secs(5);
 /// What is not answered by then is not waited for.
 const LONGEST: Duration = Duration::from_secs(600);
 /// A worker that takes so long to write down what is expected is gone.
@@ -132,7 +134,7 @@ impl Checker {
         self.open.retain(|open| {
             let Some(progress) = zone.checks().progress(open.ticket) else { return false };
             let age = now.duration_since(open.since);
-            let due = open.answered.is_some_and(|at| now.duration_since(at) >= PATIENCE);
+            let due = open.is_due(index, now);
             let over = match progress {
                 Progress::Taken => age >= WRITING,
                 Progress::Sent => age >= LONGEST,
@@ -187,6 +189,28 @@ impl Open {
         }
     }
 
+    /// The first block that was neither stored nor held for another reason, and what was stored in
+    /// its place.
+    fn missing(&self, expected: &Expected, index: &Index<'_>) -> Option<(usize, Option<&Other>)> {
+        let mut holders = Vec::new();
+        let mut held = |block: BlockHash| {
+            let known = index.holders(block, &mut holders);
+            known.is_err() || holders.iter().any(|(id, _)| *id == expected.server)
+        };
+        let at = (0..expected.blocks.len())
+            .find(|at| self.stored >> at & 1 == 0 && !held(expected.blocks[*at]))?;
+        Some((at, self.other.as_ref().filter(|other| other.at == at)))
+    }
+
+    fn is_due(&self, index: &Index<'_>, now: Instant) -> bool {
+        let (Some(answered), Some(expected)) = (self.answered, &self.expected) else {
+            return false;
+        };
+        let age = now.duration_since(answered);
+        let is_absent = || matches!(self.missing(expected, index), Some((_, None)));
+        age >= LONG_PATIENCE || age >= PATIENCE && !is_absent()
+    }
+
     fn decide(&self, expected: &Expected, zone: Zone<'_>, index: &Index<'_>) -> Option<Found> {
         let row = zone.server(expected.server);
         let whole = row.mode() == Mode::Events
@@ -195,22 +219,15 @@ impl Open {
         if !whole || expected.blocks.is_empty() {
             return None;
         }
-        let mut holders = Vec::new();
-        let mut held = |block: BlockHash| {
-            let known = index.holders(block, &mut holders);
-            known.is_err() || holders.iter().any(|(id, _)| *id == expected.server)
-        };
-        let missing = (0..expected.blocks.len())
-            .find(|at| self.stored >> at & 1 == 0 && !held(expected.blocks[*at]));
-        let other = self.other.as_ref().filter(|other| Some(other.at) == missing);
-        let seen = match (missing, other) {
-            (None, _) => Blocks::Same,
-            (Some(_), Some(_)) => Blocks::Differ,
-            (Some(_), None) => Blocks::Absent,
+        let missing = self.missing(expected, index);
+        let seen = match missing {
+            None => Blocks::Same,
+            Some((_, Some(_))) => Blocks::Differ,
+            Some((_, None)) => Blocks::Absent,
         };
         let verdict = trust::looked(&row, expected.model, seen);
-        let line = match (missing, other) {
-            (Some(at), Some(other)) => keep(zone, &row, expected, at, other),
+        let line = match missing {
+            Some((at, Some(other))) => keep(zone, &row, expected, at, other),
             _ => None,
         };
         let (server, name) = (expected.server, &expected.model_name);
