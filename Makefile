@@ -2,8 +2,11 @@
 NGINX ?=
 # For each target of `make fuzz`.
 SECONDS ?= 600
+# For `make parity`.
+CASES ?= 5000
+SEED ?= 1
 
-.PHONY: help build test demo bench soak chaos asan coverage test-vllm loom golden fuzz fmt clean
+.PHONY: help build test demo bench soak chaos asan coverage test-vllm loom golden parity fuzz fmt clean
 
 help:
 	@echo 'make build           target/ngx_http_kvc_aware_module.so for the installed nginx, or for'
@@ -21,6 +24,7 @@ help:
 	@echo 'make asan            the suites and clients that go away, on an nginx with sanitizers'
 	@echo 'make coverage        lines of the domain that tests run: at least 90 of 100'
 	@echo 'make golden GOLDEN_DIR=<folder>  prompts and ids against cases of a real engine'
+	@echo 'make parity          CASES=5000 random requests and templates against the engine'"'"'s own code'
 	@echo 'make test-vllm       predictions and policies on real vLLM workers on the CPU'
 	@echo 'make loom            every interleaving of a reader and the writer of the index, in small models'
 	@echo 'make fuzz            events, requests and templates that nobody wrote, SECONDS=600 each'
@@ -55,6 +59,9 @@ coverage:
 
 golden:
 	@GOLDEN_DIR='$(GOLDEN_DIR)' scripts/golden
+
+parity:
+	@GOLDEN_DIR='$(GOLDEN_DIR)' scripts/parity $(CASES) $(SEED)
 
 test-vllm:
 	@t/vllm/run
