@@ -1,6 +1,6 @@
 //! Against engines of a few lines, on sockets of this machine.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
 
@@ -254,17 +254,25 @@ fn no_answer_ends_with_the_deadline() {
 }
 
 /// A listener to whom no connection comes through: its queue is full. The connections fill it.
-fn unreachable() -> (TcpListener, Vec<TcpStream>) {
+/// `None` where the system refuses what a full queue does not take.
+fn unreachable() -> Option<(TcpListener, Vec<TcpStream>)> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let connect = || TcpStream::connect_timeout(&address, Duration::from_millis(200)).ok();
-    let waiting = std::iter::from_fn(connect).collect();
-    (listener, waiting)
+    let mut waiting = Vec::new();
+    let error = loop {
+        match TcpStream::connect_timeout(&address, Duration::from_millis(200)) {
+            Ok(stream) => waiting.push(stream),
+            Err(error) => break error,
+        }
+    };
+    (error.kind() == ErrorKind::TimedOut).then_some((listener, waiting))
 }
 
 #[test]
 fn one_that_does_not_connect_leaves_time_for_another() {
-    let (listener, _waiting) = unreachable();
+    let Some((listener, _waiting)) = unreachable() else {
+        return eprintln!("skipped: a full queue refuses connections here");
+    };
     let address = listener.local_addr().unwrap().to_string();
     let other = Engine::renders("[1]");
     let servers = vec![address.clone(), other.address.clone()];
