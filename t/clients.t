@@ -499,7 +499,7 @@ b --prefill-rate 4000 --decode-ms 2
 prime();
 my @workers = sort { $a <=> $b } worker_pids();
 my $slow = '{"model": "slow", "messages": [{"role": "user", "content": "a"}],'
-    . ' "chat_template_kwargs": {"n": 20}}';
+    . ' "chat_template_kwargs": {"n": 400}}';
 my $text = sub { my ($path, $body) = @_; head("/routed$path", 'Content-Length: ' . length $body) . $body };
 my $stream = sub { $text->(PATH, body(1, ', "stream": true') =~ s/"max_tokens":1/"max_tokens":50/r) };
 my $chat = sub { $text->('/v1/chat/completions', $slow) };

@@ -242,14 +242,15 @@ is_deeply(index_page()->{differences}, [], 'no difference is kept');
 [alert]
 an internal error
 
-=== TEST 9: a silent engine is believed no longer
+=== TEST 9: a silent engine that cannot be asked for a replay is believed no longer
 --- http_config
     kvc_aware_zone kvc:8m;
     kvc_aware_model tiny $TEST_NGINX_ROOT/t/models/tiny;
     upstream engines {
         zone engines 64k;
         kvc_aware kvc;
-        $TEST_NGINX_SERVERS
+        server $TEST_NGINX_A;
+        kvc_aware_server $TEST_NGINX_A events=$TEST_NGINX_A_EVENTS;
     }
 --- engines
 a

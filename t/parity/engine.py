@@ -123,7 +123,8 @@ async def main(models, cases, answers):
             try:
                 case["ids"] = await engines[model["name"]].ids(case["path"], case["body"])
             except Exception as error:
-                case["error"] = f"{type(error).__name__}: {error}"[:300]
+                said = f"{type(error).__name__}: {error}"[:300]
+                case["error"] = said.encode(errors="backslashreplace").decode()
             print(json.dumps(case), file=out)
 
 
