@@ -19,8 +19,26 @@ def folder_of(package):
     return re.sub("[^A-Za-z0-9._-]", "_", name.rsplit("tokenizer-", 1)[-1])
 
 
+def config_of(source, config, to):
+    """The engine makes a LlamaTokenizer anew, but not for models that are known to name it wrongly, as
+    those with a byte-level vocabulary do: such a folder is said to be one of those."""
+    with open(os.path.join(source, "tokenizer_config.json"), encoding="utf-8") as file:
+        named = json.load(file).get("tokenizer_class", "")
+    with open(os.path.join(source, "tokenizer.json"), encoding="utf-8") as file:
+        wrongly = named.startswith("LlamaTokenizer") and "ByteLevel" in json.dumps(json.load(file)["pre_tokenizer"])
+    if not wrongly:
+        return config
+    with open(config, encoding="utf-8") as file:
+        own = {**json.load(file), "model_type": "phi3", "architectures": ["Phi3ForCausalLM"]}
+    path = os.path.join(to, "phi3.json")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(own, file)
+    return path
+
+
 def link(source, config, to):
     os.makedirs(to, exist_ok=True)
+    config = config_of(source, config, to)
     files = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
     for name, file in [*((name, os.path.join(source, name)) for name in files), ("config.json", config)]:
         path = os.path.join(to, name)
