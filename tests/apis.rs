@@ -1,7 +1,7 @@
 //! What says the same through another API is the same prompt, or a named reason why not.
 #![allow(clippy::unwrap_used)]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ngx_http_kvc_aware_module::prompt::{Endpoint, Limits, ModelSpec, Models, Tokens};
 use ngx_http_kvc_aware_module::types::Skip;
@@ -13,9 +13,13 @@ struct World(Models);
 
 impl World {
     fn new() -> World {
+        World::with_template(None)
+    }
+
+    fn with_template(template: Option<PathBuf>) -> World {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("t/models/tiny");
-        let models =
-            Models::new(vec![ModelSpec { name: "tiny".to_owned(), dir, ..ModelSpec::default() }]);
+        let name = "tiny".to_owned();
+        let models = Models::new(vec![ModelSpec { name, dir, template, ..ModelSpec::default() }]);
         models.load_all(|_, result| {
             result.unwrap();
         });
@@ -117,6 +121,30 @@ fn responses_are_a_chat() {
     // The template writes a BOS and the tokenizer another, as in the engine.
     assert_eq!(own.ids[0], chat.ids[0]);
     assert_eq!(own.ids[1..], chat.ids);
+}
+
+/// A chat's calls pass through the engine's request model, those of items do not.
+#[test]
+fn calls_have_the_order_of_their_api() {
+    let file = std::env::temp_dir().join(format!("kvc-calls-{}.jinja", std::process::id()));
+    std::fs::write(&file, "{% for m in messages %}{{ m.tool_calls | tojson }}{% endfor %}")
+        .unwrap();
+    let world = World::with_template(Some(file.clone()));
+    std::fs::remove_file(file).unwrap();
+    let ordered =
+        r#"[{"id": "c1", "function": {"arguments": {"a": 1}, "name": "f"}, "type": "function"}]"#;
+    let call = json!({"type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}, "id": "c1"});
+    let chat = json!({"messages": [{"role": "assistant", "tool_calls": [call]}]});
+    assert_eq!(world.text(CHAT, chat), ordered);
+    let used = json!({"type": "tool_use", "id": "c1", "name": "f", "input": {"a": 1}});
+    let body = json!({"max_tokens": 5, "messages": [{"role": "assistant", "content": [used]}]});
+    assert_eq!(world.text("/v1/messages", body), ordered);
+    let item =
+        json!({"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{\"a\": 1}"});
+    assert_eq!(
+        world.text("/v1/responses", json!({ "input": [item] })),
+        r#"[{"id": "c1", "function": {"name": "f", "arguments": {"a": 1}}, "type": "function"}]"#
+    );
 }
 
 #[test]

@@ -300,11 +300,12 @@ fn tool_call(block: &Dict) -> Result<Json, Skip> {
     let input = dict(block, "input")?.map_or_else(|| Json::dict(Dict::default()), Json::clone);
     let dumps = Dumps { ascii: true, ..Dumps::default() };
     let input = dumps.text(&input.to_value()).map_err(|_| Skip::Unsupported)?;
-    let function = entries([("name", name), ("arguments", Json::str(&input))]);
+    // In the order that the engine's request model gives them.
+    let function = entries([("arguments", Json::str(&input)), ("name", name)]);
     Ok(entries([
         ("id", Json::Str(id.clone())),
-        ("type", Json::str("function")),
         ("function", function),
+        ("type", Json::str("function")),
     ]))
 }
 

@@ -2,7 +2,9 @@
 
 use super::harmony::{Conversation, Harmony};
 use super::jinja::{ContentFormat, Rendered, Template};
-use super::messages::{Media, conversation, conversation_with, has_media, without_developer};
+use super::messages::{
+    Media, conversation, conversation_with, has_media, ordered, without_developer,
+};
 use super::model::Model;
 use super::python::{Dict, Json};
 use super::request::Request;
@@ -128,7 +130,7 @@ impl Chat {
         let messages = request.value("messages")?.ok_or(Skip::Refused)?;
         let tools = request.value("tools")?.map(|list| tools::tools(&list)).transpose()?;
         Ok(Chat {
-            messages,
+            messages: ordered(messages),
             tools: tools.clone(),
             effort: request.str("reasoning_effort")?,
             kwargs: merge(defaults, tools, own_kwargs(request)?),

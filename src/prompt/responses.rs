@@ -266,9 +266,10 @@ fn custom_call(item: &Dict) -> Result<Json, Skip> {
     Ok(call(Json::Str(required_text(item, "call_id")?.clone()), name, Json::str(&arguments)))
 }
 
+/// A call as the engine makes it, which no request model orders anew.
 fn call(id: Json, name: Json, arguments: Json) -> Json {
     let function = entries([("name", name), ("arguments", arguments)]);
-    entries([("id", id), ("type", Json::str("function")), ("function", function)])
+    entries([("id", id), ("function", function), ("type", Json::str("function"))])
 }
 
 /// The functions that the model is shown; tools of other types are none.

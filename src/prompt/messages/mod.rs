@@ -166,7 +166,44 @@ fn without_billing(parts: Vec<Part>) -> Vec<Part> {
     parts.into_iter().filter_map(strip).collect()
 }
 
-/// Tool calls in the order of the engine's fields, with their arguments read.
+/// `messages` as the engine's request model has them: the fields of a tool call in its order.
+pub(crate) fn ordered(messages: Json) -> Json {
+    let order = |message: &Json| {
+        let calls =
+            |message: &Dict| message.get("tool_calls").and_then(Json::as_list).map(<[_]>::to_vec);
+        let Some((message, calls)) = message.as_dict().and_then(|m| Some((m, calls(m)?))) else {
+            return message.clone();
+        };
+        let mut message = message.clone();
+        message.set("tool_calls", Json::list(calls.into_iter().map(ordered_call).collect()));
+        Json::dict(message)
+    };
+    match &messages {
+        Json::List(list) => Json::list(list.0.iter().map(order).collect()),
+        _ => messages,
+    }
+}
+
+fn ordered_call(call: Json) -> Json {
+    let first = |dict: &Dict, names: &[&str]| {
+        let mut own = Dict::default();
+        for name in names {
+            if let Some(value) = dict.get(name) {
+                own.set(name, value.clone());
+            }
+        }
+        copy_rest(dict, &mut own);
+        own
+    };
+    let Some(given) = call.as_dict() else { return call };
+    let mut own = first(given, &["id", "function", "type"]);
+    if let Some(function) = given.get("function").and_then(Json::as_dict) {
+        own.set("function", Json::dict(first(function, &["arguments", "name"])));
+    }
+    Json::dict(own)
+}
+
+/// Tool calls with their arguments read.
 fn tool_calls(calls: &Json, room: &mut Room) -> Result<Json, Skip> {
     let empty = matches!(calls, Json::Dict(_) | Json::Str(_)) && !calls.is_true();
     if empty {
@@ -179,23 +216,18 @@ fn tool_calls(calls: &Json, room: &mut Room) -> Result<Json, Skip> {
 fn tool_call(call: &Json, room: &mut Room) -> Result<Json, Skip> {
     let call = call.as_dict().ok_or(Skip::Refused)?;
     let function = call.get("function").and_then(Json::as_dict).ok_or(Skip::Refused)?;
-    let (id, name) = (call.get("id"), function.get("name"));
-    let (Some(id @ Json::Str(_)), Some(name @ Json::Str(_))) = (id, name) else {
+    let named = [call.get("id"), function.get("name")];
+    if named.iter().any(|value| !matches!(value, Some(Json::Str(_)))) {
         return Err(Skip::Refused);
-    };
+    }
     let text = function.get("arguments").and_then(Json::as_str).ok_or(Skip::Refused)?;
     if call.get("type").and_then(Json::as_str) != Some("function") {
         return Err(Skip::Refused);
     }
-    let mut own = Dict::default();
+    let mut own = function.clone();
     own.set("arguments", arguments(text, room)?);
-    own.set("name", name.clone());
-    copy_rest(function, &mut own);
-    let mut out = Dict::default();
-    out.set("id", id.clone());
+    let mut out = call.clone();
     out.set("function", Json::dict(own));
-    out.set("type", Json::str("function"));
-    copy_rest(call, &mut out);
     Ok(Json::dict(out))
 }
 

@@ -3,7 +3,7 @@ use crate::prompt::repr;
 
 /// The conversation that `messages` become, as Python prints it.
 fn converted(messages: &str, format: ContentFormat) -> Result<String, Skip> {
-    let conversation = conversation(&json::parse(messages).unwrap(), format)?;
+    let conversation = conversation(&ordered(json::parse(messages).unwrap()), format)?;
     let mut out = String::new();
     repr::write_json(&mut out, &Json::list(conversation.into_iter().map(Json::dict).collect()))
         .unwrap();
