@@ -281,9 +281,10 @@ fn one_that_does_not_connect_leaves_time_for_another() {
     assert_eq!(both.ask(3, CHAT, b"a", Some(deadline)).as_deref(), Ok(&[1][..]));
     let alone = Remotes::new(vec![Source { model: 3, servers: vec![address.clone()], key: None }]);
     let deadline = Instant::now() + Duration::from_secs(1);
-    let error = alone.ask(3, CHAT, b"a", Some(deadline)).unwrap_err();
-    let cause = "no connection".to_owned();
-    assert_eq!(error, RemoteError::Connection { server: address, cause });
+    let answer = alone.ask(3, CHAT, b"a", Some(deadline));
+    // Some systems begin to refuse while one waits, so the cause is theirs to name.
+    let Err(RemoteError::Connection { server, .. }) = answer else { panic!("{answer:?}") };
+    assert_eq!(server, address);
 }
 
 #[test]
